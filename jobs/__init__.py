@@ -1,0 +1,1 @@
+"""When assets are made: jobs, and a nightly schedule."""

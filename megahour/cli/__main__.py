@@ -1,0 +1,5 @@
+"""`python -m megahour.cli`."""
+
+from megahour.cli import main
+
+main()

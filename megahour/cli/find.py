@@ -1,0 +1,78 @@
+"""What commands look up: settings, the lake, rows, an episode or a run by its first digits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from megahour.settings import Settings
+    from megahour.storage import Lake
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
+
+EPISODE_SUMMARY = (
+    "episode_id, robot, task, source, success, rate_hz, frames, duration_s, cameras, state_dim, action_dim, "
+    "size_bytes, uri, recording_uri, batch, ingested_at, frozen_share, dropped_frames, nan_values, action_jump, "
+    "idle_share, warnings"
+)
+
+
+class CommandError(ValueError):
+    """A command cannot do what was asked; the message says why and what to do."""
+
+
+def read_settings() -> Settings:
+    """Settings from the environment."""
+    from megahour.settings import Settings
+
+    return Settings()
+
+
+def open_the_lake() -> Lake:
+    """The lake of the settings."""
+    from megahour.storage import open_lake
+
+    return open_lake(read_settings().lake_uri)
+
+
+def rows_of(sql: str, params: Sequence[Any] = ()) -> list[dict[str, Any]]:
+    """The result of one SELECT over the lake's views."""
+    from megahour.warehouse.queries import query
+
+    rows: list[dict[str, Any]] = query(open_the_lake(), sql, params).to_pylist()
+    return rows
+
+
+def episode_row(episode_id: str) -> dict[str, Any]:
+    """The row of the episode whose id begins with `episode_id`."""
+    rows = rows_of(
+        f"SELECT {EPISODE_SUMMARY} FROM curated WHERE starts_with(episode_id, ?) ORDER BY episode_id LIMIT 2",
+        [episode_id],
+    )
+    if not rows:
+        raise CommandError(f"There is no episode {episode_id}: `megahour episodes ls` lists them")
+    if len(rows) > 1:
+        raise CommandError(f"Several episodes begin with {episode_id}: give more digits")
+    return rows[0]
+
+
+def run_dir_of(run: str | None) -> Path:
+    """The directory of the run whose key begins with `run`; of the latest run where that is None."""
+    from megahour.runs import run_dirs
+
+    runs_dir = read_settings().runs_dir
+    known = run_dirs(runs_dir)
+    if not known:
+        raise CommandError(f"There are no runs in {runs_dir}")
+    if run is None:
+        return known[-1]
+    found = [run_dir for run_dir in known if run_dir.name.startswith(run)]
+    if len(found) != 1:
+        count = "no run" if not found else f"{len(found)} runs"
+        latest = ", ".join(run_dir.name for run_dir in known[-5:])
+        raise CommandError(f"There is {count} that begins with {run}; the latest are: {latest}")
+    return found[0]

@@ -1,0 +1,263 @@
+"""Pictures to H.264 and back: Annex B without B-frames, one access unit per picture, scaling on the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from av.error import FFmpegError
+from av.video.frame import PictureType
+from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
+
+from megahour.episode.model import EpisodeError, Frames
+
+Size = tuple[int, int]
+"""(height, width)."""
+
+SLICE, KEY_SLICE, SEI, SPS, PPS, DELIMITER = 1, 5, 6, 7, 8, 9
+"""NAL unit types of ITU-T H.264, table 7-1."""
+
+BT601 = 6
+LIMITED = 1
+"""Matrix and range that every stream is written in and tagged with (ITU-T H.273), so that no reader has to guess."""
+
+TO_YUV = Interpolation.AREA | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INP
+TO_RGB = Interpolation.AREA
+TO_SMALLER_RGB = Interpolation.AREA | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+FAITHFUL = (
+    Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INP | Interpolation.FULL_CHR_H_INT
+)
+
+
+@dataclass(frozen=True)
+class AccessUnit:
+    """One coded picture, Annex B. A keyframe carries its SPS and PPS."""
+
+    data: bytes
+    keyframe: bool
+
+
+def encode(
+    frames: Iterable[Frames], size: Size, keyframes: Sequence[bool], rate_hz: float, crf: float, preset: str
+) -> Iterator[AccessUnit]:
+    """Code pictures `(height, width, 3)` uint8 RGB, one access unit each, with keyframes exactly where asked.
+
+    The same pictures give the same bytes: x264 runs in one thread. Odd sizes are padded by one row or column.
+
+    Raises:
+        EpisodeError: `frame_count` when the pictures are not as many as `keyframes`, `invalid` when one has another
+            size or type.
+    """
+    height, width = size
+    rate = max(Fraction(rate_hz).limit_denominator(1001), Fraction(1, 1000))
+    codec: Any = av.CodecContext.create("libx264", "w")
+    codec.width, codec.height, codec.pix_fmt = width + width % 2, height + height % 2, "yuv420p"
+    codec.framerate, codec.time_base, codec.thread_count = rate, 1 / rate, 1
+    codec.colorspace, codec.color_range = BT601, LIMITED
+    codec.options = {
+        "preset": preset,
+        "tune": "fastdecode",
+        "crf": f"{crf:g}",
+        "forced-idr": "1",
+        "x264-params": "keyint=infinite:scenecut=0:bframes=0:threads=1:repeat-headers=1:annexb=1:aud=0",
+    }
+    to_yuv = VideoReformatter()
+    coded = taken = 0
+    for picture in frames:
+        if taken == len(keyframes):
+            raise EpisodeError("frame_count", f"There are more pictures than the {len(keyframes)} times of this camera")
+        frame = _yuv(to_yuv, picture, size)
+        frame.pts = taken
+        frame.pict_type = PictureType.I if keyframes[taken] else PictureType.P
+        taken += 1
+        for packet in codec.encode(frame):
+            yield _access_unit(bytes(packet), keyframes[coded])
+            coded += 1
+    if taken != len(keyframes):
+        raise EpisodeError("frame_count", f"There are {taken} pictures, and {len(keyframes)} times of this camera")
+    if taken:
+        for packet in codec.encode(None):
+            yield _access_unit(bytes(packet), keyframes[coded])
+            coded += 1
+    if coded != taken:
+        raise EpisodeError("frame_count", f"x264 returned {coded} access units for {taken} pictures")
+
+
+def _yuv(reformatter: VideoReformatter, picture: Frames, size: Size) -> Any:
+    height, width = size
+    if picture.shape != (height, width, 3) or picture.dtype != np.uint8:
+        raise EpisodeError(
+            "invalid",
+            f"A picture is {picture.shape} {picture.dtype}, and its camera says ({height}, {width}, 3) uint8",
+        )
+    if height % 2 or width % 2:
+        picture = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+    return reformatter.reformat(
+        frame,
+        format="yuv420p",
+        dst_colorspace=Colorspace.ITU601,
+        dst_color_range=LIMITED,
+        interpolation=TO_YUV,
+        threads=1,
+    )
+
+
+def _rgb(reformatter: VideoReformatter, frame: Any, size: Size, out: Size | None) -> Frames:
+    """An RGB picture of size `out` from a coded one, whose padding to even sizes is cut off first."""
+    height, width = size
+    target = out or size
+    scaled = target != size
+    padded = (frame.height, frame.width) != size
+    if scaled and padded:
+        inner = _rgb(reformatter, frame, size, None)
+        frame, padded = av.VideoFrame.from_ndarray(inner, format="rgb24"), False
+    picture: Any = reformatter.reformat(
+        frame,
+        height=target[0] if not padded else frame.height,
+        width=target[1] if not padded else frame.width,
+        format="rgb24",
+        src_colorspace=Colorspace.ITU601,
+        src_color_range=LIMITED if frame.format.name == "yuv420p" else None,
+        interpolation=TO_SMALLER_RGB if scaled else TO_RGB,
+        threads=1,
+    ).to_ndarray()
+    return np.ascontiguousarray(picture[:height, :width]) if padded else picture
+
+
+def scale_frames(frames: Frames, size: Size) -> Frames:
+    """Scale pictures `(n, height, width, 3)` to `size` exactly as an episode's reader does, chroma planes included.
+
+    For pictures that never were in an episode: what a simulator renders looks to a model like what it was trained on.
+    """
+    reformatter = VideoReformatter()
+    out = np.empty((len(frames), *size, 3), np.uint8)
+    for i, picture in enumerate(frames):
+        own: Size = (picture.shape[0], picture.shape[1])
+        out[i] = _rgb(reformatter, _yuv(reformatter, picture, own), own, size)
+    return out
+
+
+def nal_units(data: bytes) -> list[bytes]:
+    """The NAL units of an Annex B access unit, without their start codes."""
+    parts = data.split(b"\x00\x00\x01")
+    if len(parts) < 2 or parts[0].strip(b"\x00"):
+        raise EpisodeError("corrupt", "A picture is not an Annex B stream: it does not begin with a start code")
+    # A 4-byte start code leaves a zero at the end of the unit before it; no NAL unit ends in a zero byte.
+    return [part.rstrip(b"\x00") for part in parts[1:]]
+
+
+def is_keyframe(data: bytes) -> bool:
+    """Whether an access unit can be decoded by itself.
+
+    Raises:
+        EpisodeError: it does not hold exactly the slices of one picture, has B slices, or lacks its SPS or PPS.
+    """
+    units = nal_units(data)
+    types = [unit[0] & 31 if unit else 0 for unit in units]
+    slices = [unit for unit, kind in zip(units, types, strict=True) if kind in (SLICE, KEY_SLICE)]
+    first = [unit for unit in slices if _slice_header(unit)[0] == 0]
+    if len(first) != 1:
+        raise EpisodeError("corrupt", f"A message holds {len(first)} pictures instead of one (NAL units {types})")
+    if any(_slice_header(unit)[1] % 5 == 1 for unit in slices):
+        raise EpisodeError("corrupt", "A picture is a B-frame, and pictures must be stored in the order they decode")
+    if KEY_SLICE not in types:
+        return False
+    if SPS not in types or PPS not in types:
+        raise EpisodeError("corrupt", f"A keyframe lacks its SPS or PPS (NAL units {types})")
+    return True
+
+
+def _slice_header(unit: bytes) -> tuple[int, int]:
+    """first_mb_in_slice and slice_type (ITU-T H.264, 7.3.3): two Exp-Golomb numbers."""
+    bits = "".join(f"{byte:08b}" for byte in unit[1:17])
+    numbers, at = [], 0
+    for _ in range(2):
+        zeros = bits.find("1", at) - at
+        if zeros < 0:
+            raise EpisodeError("corrupt", "A slice ends inside its header")
+        numbers.append(int(bits[at + zeros : at + 2 * zeros + 1], 2) - 1)
+        at += 2 * zeros + 1
+    return numbers[0], numbers[1]
+
+
+def _access_unit(data: bytes, keyframe: bool) -> AccessUnit:
+    """Drop what no decoder needs: x264 repeats its option string in front of every keyframe."""
+    units = [unit for unit in nal_units(data) if unit[0] & 31 not in (SEI, DELIMITER)]
+    kept = b"".join(b"\x00\x00\x00\x01" + unit for unit in units)
+    if is_keyframe(kept) != keyframe:
+        raise EpisodeError("corrupt", "x264 placed a keyframe where none was asked for")
+    return AccessUnit(kept, keyframe)
+
+
+class Decoder:
+    """One camera's decoder and scaler, kept between reads. Not to be shared by threads."""
+
+    def __init__(self, size: Size) -> None:
+        self._size = size
+        self._codec: Any = None
+        self._reformatter = VideoReformatter()
+
+    def decode(self, units: Sequence[bytes], wanted: Sequence[bool], out: Frames) -> None:
+        """Decode a run of access units that starts with a keyframe; write the wanted pictures to `out` in order.
+
+        `out` is `(number of wanted, h, w, 3)`; its height and width are what pictures are scaled to.
+
+        Raises:
+            EpisodeError: `corrupt` when a unit does not decode to exactly one picture of the camera's size.
+        """
+        if self._codec is None:
+            self._codec = av.CodecContext.create("h264", "r")
+            self._codec.thread_count = 1
+            self._codec.flags |= av.codec.context.Flags.low_delay
+            self._codec.options = {"err_detect": "explode"}
+        size: Size = (out.shape[1], out.shape[2])
+        done = 0
+        try:
+            for unit, want in zip(units, wanted, strict=True):
+                frames = self._codec.decode(av.Packet(unit))
+                if len(frames) != 1:
+                    raise EpisodeError("corrupt", f"A coded picture decoded to {len(frames)} pictures")
+                if want:
+                    out[done] = self._scaled(frames[0], size)
+                    done += 1
+        except FFmpegError as error:
+            raise EpisodeError("corrupt", f"A coded picture does not decode: {error}") from error
+        finally:
+            self._codec.flush_buffers()
+
+    def _scaled(self, frame: Any, size: Size) -> Frames:
+        height, width = self._size
+        if (frame.height, frame.width) != (height + height % 2, width + width % 2):
+            raise EpisodeError(
+                "corrupt", f"A picture decoded to {frame.width}x{frame.height}, and its camera has {width}x{height}"
+            )
+        return _rgb(self._reformatter, frame, self._size, size)
+
+
+def encode_video(path: Path, frames: Iterable[Frames], rate_hz: float) -> None:
+    """Write pictures `(height, width, 3)` uint8 RGB as a small MP4 that browsers play."""
+    to_yuv = VideoReformatter()
+    partial = path.with_name(f".{path.name}.tmp")
+    with av.open(str(partial), "w", format="mp4", options={"movflags": "+faststart"}) as container:
+        stream: Any = None
+        for i, picture in enumerate(frames):
+            size: Size = (picture.shape[0], picture.shape[1])
+            frame = _yuv(to_yuv, picture, size)
+            if stream is None:
+                stream = container.add_stream("libx264", rate=Fraction(rate_hz).limit_denominator(1001))
+                stream.width, stream.height, stream.pix_fmt = frame.width, frame.height, "yuv420p"
+                stream.codec_context.colorspace, stream.codec_context.color_range = BT601, LIMITED
+                stream.options = {"preset": "veryfast", "crf": "23"}
+                stream.codec_context.thread_count = 1
+            frame.pts = i
+            container.mux(stream.encode(frame))
+        if stream is None:
+            raise ValueError(f"{path.name} would have no pictures")
+        container.mux(stream.encode(None))
+    partial.replace(path)

@@ -1,0 +1,71 @@
+"""Series as `foxglove.JointStates` messages and back, whole columns at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from foxglove_schemas_protobuf.JointState_pb2 import JointState
+from foxglove_schemas_protobuf.JointStates_pb2 import JointStates
+from google.protobuf.timestamp_pb2 import Timestamp
+from numpy.typing import NDArray
+
+from megahour.episode.model import EpisodeError
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The `joints` field of a message with these names: its bytes with positions 0.0, and where each position lies.
+
+    `position` is an optional field, so it is written even when it is 0.0, and the field has one length for all rows.
+    """
+
+    template: NDArray[np.uint8]
+    columns: NDArray[np.int64]
+
+
+@lru_cache(maxsize=64)
+def _layout(names: tuple[str, ...]) -> _Layout:
+    ends, block = [], b""
+    for name in names:
+        block += JointStates(joints=[JointState(name=name, position=0.0)]).SerializeToString()
+        ends.append(len(block))
+    columns = np.array(ends, np.int64)[:, None] - 8 + np.arange(8)
+    return _Layout(np.frombuffer(block, np.uint8), columns)
+
+
+def timestamp(time_ns: int) -> Timestamp:
+    """A time as protobuf writes it."""
+    seconds, nanos = divmod(time_ns, 1_000_000_000)
+    return Timestamp(seconds=seconds, nanos=nanos)
+
+
+def to_messages(names: tuple[str, ...], times_ns: NDArray[np.int64], values: NDArray[np.floating]) -> list[bytes]:
+    """One serialized `JointStates` per row of `values` `(n, d)`. Positions are float64: exact for float32."""
+    layout = _layout(names)
+    rows = np.tile(layout.template, (len(values), 1))
+    doubles = np.ascontiguousarray(values, "<f8")
+    rows[:, layout.columns.ravel()] = doubles.view(np.uint8).reshape(len(values), -1)
+    stamps = (JointStates(timestamp=timestamp(int(t))).SerializeToString() for t in times_ns)
+    return [stamp + row.tobytes() for stamp, row in zip(stamps, rows, strict=True)]
+
+
+def from_messages(names: tuple[str, ...], messages: Sequence[bytes]) -> NDArray[np.float64]:
+    """The positions of serialized messages, `(n, d)` float64.
+
+    Raises:
+        EpisodeError: a message does not hold exactly these joints.
+    """
+    layout = _layout(names)
+    length = len(layout.template)
+    if any(len(message) < length for message in messages):
+        raise EpisodeError("corrupt", "A message has fewer joints than its topic")
+    rows = np.frombuffer(b"".join(message[-length:] for message in messages), np.uint8).reshape(-1, length).copy()
+    columns = layout.columns.ravel()
+    values: NDArray[np.float64] = np.ascontiguousarray(rows[:, columns]).view("<f8").reshape(-1, len(names))
+    rows[:, columns] = 0
+    if not (rows == layout.template).all():
+        raise EpisodeError("corrupt", "A message has other joints than its topic")
+    return values

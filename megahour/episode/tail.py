@@ -1,0 +1,157 @@
+"""Open an episode by its tail: the footer, the summary, and in one read with them the index and the metadata."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+
+from mcap import records
+from mcap.data_stream import ReadDataStream
+from mcap.exceptions import McapError
+from mcap.opcode import Opcode
+
+from megahour.episode import index as idx
+from megahour.episode.container import MAGIC, RECORD_HEAD
+from megahour.episode.model import EpisodeError, EpisodeFacts
+from megahour.episode.profile import CONTAINER_VERSION
+from megahour.episode.ranges import ByteSource
+
+FOOTER_BYTES = RECORD_HEAD + 20 + len(MAGIC)
+TAIL_BYTES, MOST_TAIL_BYTES = 64 * 1024, 1024 * 1024
+TAIL_SHARE = 64
+"""A tail read takes 1/64 of the file within these bounds: it then nearly always holds the index, and often the low-
+dimensional topics, which lie before it."""
+AGAIN = "Ingest its recording again"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Bytes of a file from `start` on."""
+
+    start: int
+    data: bytes
+
+    def cut(self, start: int, end: int) -> bytes | None:
+        """The bytes `start` to `end` of the file, or None when they are not all here."""
+        if start < self.start or end > self.start + len(self.data):
+            return None
+        return self.data[start - self.start : end - self.start]
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What an episode says of itself, and the bytes that were read to learn it."""
+
+    facts: EpisodeFacts
+    profile: str
+    container_version: int
+    notes: tuple[str, ...]
+    index: idx.EpisodeIndex
+    read: Run
+
+
+def read_exactly(source: ByteSource, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+    """Ranges of a file, all of them whole.
+
+    Raises:
+        EpisodeError: `missing`, or `truncated` when the file ends before one of them does.
+    """
+    parts = source.read(starts, ends)
+    for part, start, end in zip(parts, starts, ends, strict=True):
+        if len(part) != end - start:
+            raise EpisodeError("truncated", f"{source.name}: bytes {start} to {end} are not there. {AGAIN}")
+    return parts
+
+
+def open_tail(source: ByteSource, size_bytes: int) -> Tail:
+    """Read and check the end of an episode of `size_bytes`; one read, a second when the index is unusually large.
+
+    Raises:
+        EpisodeError: `missing`, `truncated`, `corrupt` or `version`.
+    """
+    name = source.name
+    if size_bytes < len(MAGIC) + FOOTER_BYTES:
+        raise EpisodeError("truncated", f"{name} has only {size_bytes} bytes. {AGAIN}")
+    length = min(size_bytes, max(TAIL_BYTES, min(size_bytes // TAIL_SHARE, MOST_TAIL_BYTES)))
+    run = Run(size_bytes - length, read_exactly(source, [size_bytes - length], [size_bytes])[0])
+    footer = run.data[-FOOTER_BYTES:]
+    opcode, body, summary_start, _, crc = struct.unpack_from("<BQQQI", footer)
+    if footer[-len(MAGIC) :] != MAGIC or (opcode, body) != (Opcode.FOOTER, 20):
+        raise EpisodeError("truncated", f"{name} does not end like an MCAP file: it is cut short. {AGAIN}")
+    end = size_bytes - FOOTER_BYTES
+    run = _reach(source, run, summary_start, end)
+    summary = run.cut(summary_start, end) or b""
+    # The format lets other writers leave a checksum out, as 0.
+    if crc not in (0, zlib.crc32(footer[:25], zlib.crc32(summary))):
+        raise EpisodeError("corrupt", f"{name}: the checksum of its summary is wrong. {AGAIN}")
+    try:
+        attachment, metadata = _find(summary)
+        if attachment is None or metadata is None:
+            raise EpisodeError("corrupt", f"{name} is an MCAP file, but no episode of Megahour: it has no index")
+        run = _reach(source, run, min(attachment.offset, metadata.offset), summary_start)
+        index = _index(run.cut(attachment.offset, attachment.offset + attachment.length), attachment.data_size)
+        said = run.cut(metadata.offset, metadata.offset + metadata.length) or b""
+        if zlib.crc32(said) != index.metadata_crc:
+            raise EpisodeError("corrupt", f"the checksum of its metadata is wrong. {AGAIN}")
+        return _tail(records.Metadata.read(_stream(said[RECORD_HEAD:])).metadata, index, run)
+    except EpisodeError as error:
+        raise EpisodeError(error.reason, f"{name}: {error}") from error
+    except (McapError, struct.error, ValueError, KeyError) as error:
+        raise EpisodeError("corrupt", f"{name}: its summary or metadata cannot be read: {error}. {AGAIN}") from error
+
+
+def _reach(source: ByteSource, run: Run, start: int, end: int) -> Run:
+    """The run grown downwards until it holds `start`."""
+    if not len(MAGIC) <= start <= end:
+        raise EpisodeError("corrupt", f"{source.name}: its footer or summary points outside the file. {AGAIN}")
+    if start >= run.start:
+        return run
+    return Run(start, read_exactly(source, [start], [run.start])[0] + run.data)
+
+
+def _index(record: bytes | None, data_size: int) -> idx.EpisodeIndex:
+    if record is None or zlib.crc32(record[RECORD_HEAD:-4]) != struct.unpack("<I", record[-4:])[0]:
+        raise EpisodeError("corrupt", f"the checksum of its index is wrong. {AGAIN}")
+    return idx.unpack(record[-4 - data_size : -4])
+
+
+def _tail(said: dict[str, str], index: idx.EpisodeIndex, run: Run) -> Tail:
+    version = int(said["container_version"])
+    if version > CONTAINER_VERSION:
+        raise EpisodeError(
+            "version", f"its container has version {version}, and this Megahour reads {CONTAINER_VERSION}. Upgrade it"
+        )
+    facts = EpisodeFacts(
+        episode_id=said["episode_id"],
+        robot=said["robot"],
+        task=said["task"],
+        source=said["source"],
+        format=said["format"],
+        rate_hz=float(said["rate_hz"]),
+        success={"": None, "true": True, "false": False}[said["success"]],
+        attributes=json.loads(said["attributes"]),
+    )
+    return Tail(facts, said["profile"], version, tuple(json.loads(said["notes"])), index, run)
+
+
+def _stream(data: bytes) -> ReadDataStream:
+    return ReadDataStream(BytesIO(data))
+
+
+def _find(summary: bytes) -> tuple[records.AttachmentIndex | None, records.MetadataIndex | None]:
+    attachment, metadata, at = None, None, 0
+    while at + RECORD_HEAD <= len(summary):
+        opcode, length = struct.unpack_from("<BQ", summary, at)
+        body = summary[at + RECORD_HEAD : at + RECORD_HEAD + length]
+        if opcode == Opcode.ATTACHMENT_INDEX:
+            found = records.AttachmentIndex.read(_stream(body))
+            attachment = found if found.name == idx.NAME else attachment
+        elif opcode == Opcode.METADATA_INDEX:
+            named = records.MetadataIndex.read(_stream(body))
+            metadata = named if named.name == idx.METADATA else metadata
+        at += RECORD_HEAD + length
+    return attachment, metadata

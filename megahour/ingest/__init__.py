@@ -1,0 +1,1 @@
+"""From landed recordings to measured episodes; ingesting twice is ingesting once."""

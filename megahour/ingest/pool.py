@@ -1,0 +1,161 @@
+"""A pool of worker processes that outlives the death of any of them, and says which task it was.
+
+The standard process pool is lost as a whole when one worker dies, and then no one knows which task killed it. Here a
+dead worker costs its own task a second try, alone on the machine, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+OUT_OF_MEMORY = 71
+"""Exit code of a worker whose allocation failed."""
+HANG_UP_S = 30.0
+"""How long a worker may take to end after its line broke: the kernel has its memory to free."""
+
+
+class PoolError(RuntimeError):
+    """The work cannot go on: a worker does not start, or a task met an error that is not the task's own."""
+
+
+@dataclass(frozen=True)
+class Done(Generic[R]):
+    """Task `index` returned `value`."""
+
+    index: int
+    value: R
+
+
+@dataclass(frozen=True)
+class Died:
+    """The worker of task `index` died twice, the second time running alone; `how` says of what."""
+
+    index: int
+    how: str
+
+
+def run_tasks(function: Callable[[T], R], tasks: Sequence[T], workers: int) -> Generator[Done[R] | Died]:
+    """Run `function` over `tasks` in `workers` processes and yield results as they come.
+
+    `function` is one of a module's top level. It returns verdicts on its task; an exception it raises stops
+    everything. Close the iterator to stop early: it ends its workers. They end by themselves when this process dies.
+
+    Raises:
+        PoolError: the function raised, or a worker died before its first task.
+    """
+    again = []
+    for event in _crew(function, tasks, range(len(tasks)), workers):
+        if isinstance(event, Died):
+            again.append(event.index)
+        else:
+            yield event
+    for index in again:
+        yield from _crew(function, tasks, [index], workers=1)
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    ready: bool = False
+    task: int | None = None
+
+
+def _crew(
+    function: Callable[[T], R], tasks: Sequence[T], indices: Sequence[int], workers: int
+) -> Generator[Done[R] | Died]:
+    waiting = deque(indices)
+    crew: dict[Connection, _Worker] = {}
+    try:
+        while waiting or any(worker.task is not None for worker in crew.values()):
+            while len(crew) < workers and sum(worker.task is None for worker in crew.values()) < len(waiting):
+                started = _start(function)
+                crew[started.connection] = started
+            for connection in wait(list(crew)):
+                assert isinstance(connection, Connection)
+                worker = crew[connection]
+                try:
+                    kind, value = connection.recv()
+                except (EOFError, OSError):
+                    del crew[connection]
+                    how = _reap(worker)
+                    if not worker.ready:
+                        raise PoolError(f"A worker process ended before it could work: {how}") from None
+                    if worker.task is not None:
+                        yield Died(worker.task, how)
+                    continue
+                if kind == "raised":
+                    raise PoolError(value)
+                if kind == "done":
+                    assert worker.task is not None
+                    finished, worker.task = worker.task, None
+                    yield Done(finished, value)
+                worker.ready = True
+                if waiting:
+                    worker.task = waiting.popleft()
+                    _hand_over(worker, tasks[worker.task])
+    finally:
+        for worker in crew.values():
+            _stop(worker)
+
+
+def _start(function: Callable[[Any], Any]) -> _Worker:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-m", "megahour.ingest.worker", str(theirs.fileno())]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        # Nothing is ever written to stdin: the worker sees it close when this process dies.
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()], env=environment)
+    worker = _Worker(process, Connection(ours.detach()))
+    _hand_over(worker, function)
+    return worker
+
+
+def _hand_over(worker: _Worker, message: Any) -> None:
+    try:
+        worker.connection.send(message)
+    except OSError:
+        # It is dead; the next receive finds that out, in the one place that deals with it.
+        return
+
+
+def _reap(worker: _Worker) -> str:
+    """Collect a worker that hung up, and say how it ended."""
+    try:
+        code: int | None = worker.process.wait(timeout=HANG_UP_S)
+    except subprocess.TimeoutExpired:
+        code = None
+    _stop(worker)
+    return _how_it_ended(code)
+
+
+def _stop(worker: _Worker) -> None:
+    worker.process.kill()
+    worker.process.wait()
+    worker.connection.close()
+    if worker.process.stdin is not None:
+        worker.process.stdin.close()
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is None:
+        return "it hung up and did not end"
+    if code == -signal.SIGKILL:
+        return "killed by SIGKILL, which is what the kernel does when memory runs out"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    if code == OUT_OF_MEMORY:
+        return "it ran out of memory"
+    return f"exit code {code}"

@@ -1,0 +1,77 @@
+"""Copies recordings into the landing zone, where the pipeline finds them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from megahour.storage import Lake, head, put_file
+
+_SOURCE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+
+
+class LandingError(ValueError):
+    """Recordings cannot land; the message names the file and what to do."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A file on its way: from `path` to the lake's `key`. `copied` is false while it is not, or was there before."""
+
+    path: Path
+    key: str
+    size_bytes: int
+    copied: bool = False
+
+
+def plan_landing(src: Path, source: str | None = None) -> list[Arrival]:
+    """Which files land where.
+
+    A folder lands as `landing/<folder>/...`, or with a source as `landing/<source>/<folder>/...`; a file as
+    `landing/<source>/<file>`, the source being its folder's name by default. Hidden files and `*.tmp` stay. A
+    dataset's `meta/info.json` comes last: it is what makes the files around it a dataset.
+
+    Raises:
+        LandingError: there is nothing at `src`, or the source cannot be a folder's name.
+    """
+    src = src.expanduser().resolve()
+    if not src.exists():
+        raise LandingError(f"There is nothing at {src}")
+    folder = src if src.is_dir() else src.parent
+    name = source or folder.name
+    if not _SOURCE.match(name):
+        raise LandingError(f"{name!r} cannot be a source: give --source a name of letters, digits, '.', '_' and '-'")
+    inside = f"{folder.name}/" if source and source != folder.name and src.is_dir() else ""
+    paths = [src] if src.is_file() else [path for path in src.rglob("*") if path.is_file()]
+    found = [
+        Arrival(path, f"landing/{name}/{inside}{path.relative_to(folder).as_posix()}", path.stat().st_size)
+        for path in paths
+        if not _passed_over(path.relative_to(folder))
+    ]
+    if not found:
+        raise LandingError(f"There are no files in {src}")
+    return sorted(found, key=lambda arrival: (arrival.key.endswith("meta/info.json"), arrival.key))
+
+
+def land(lake: Lake, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+    """Copy files in the order given, and yield each when it has landed. A file that is there already is left alone.
+
+    Raises:
+        LandingError: another file is stored under a key.
+    """
+    for arrival in arrivals:
+        there = head(lake, arrival.key) is not None
+        try:
+            put_file(lake, arrival.key, arrival.path)
+        except FileExistsError as error:
+            raise LandingError(
+                f"{arrival.path} differs from what landed before as {arrival.key}, and what landed never changes. "
+                "Land it under another --source"
+            ) from error
+        yield Arrival(arrival.path, arrival.key, arrival.size_bytes, copied=not there)
+
+
+def _passed_over(path: Path) -> bool:
+    return any(part.startswith(".") or part.endswith(".tmp") for part in path.parts)

@@ -1,0 +1,99 @@
+"""A manifest from a recipe: one query over the curated episodes, written as Arrow rows under their digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import yaml
+
+from megahour.manifest.load import Manifest, ManifestError, ManifestHeader, load_manifest
+from megahour.manifest.recipe import Recipe
+from megahour.manifest.select import blame, read_facts, read_normalization, read_rows, select
+from megahour.manifest.write import write_rows
+from megahour.storage import Lake, head, put_file, replace, write_once
+from megahour.warehouse.queries import connect, settle_revisions
+from megahour.warehouse.tables import table_versions
+
+DIGESTED = ("mixture", "validation_share", "observation", "windows")
+"""The parts of a recipe that decide what is trained on."""
+
+
+def build_manifest(
+    lake: Lake, recipe: Recipe, versions: Mapping[str, int] | None = None, scratch: Path | None = None
+) -> Manifest:
+    """Build the manifest of a recipe, store it, and make it the recipe's latest.
+
+    An episode that several components select belongs to the first of them. The split is by the episode's key, so an
+    episode stays on its side as others come. The same rows give the same digest, whenever and from whichever table
+    versions; what is stored under it already is then returned as it is.
+
+    Args:
+        versions: table to version; tables not named are read at their latest.
+
+    Raises:
+        ManifestError: the recipe selects nothing or not what can be trained on together, or its SQL is wrong.
+        ValueError: a table has no such version.
+    """
+    versions = {**table_versions(lake), **(versions or {})}
+    folder = f"manifests/{recipe.name}"
+    place = lake.local_path(folder)
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+    with connect(lake, versions) as con, tempfile.TemporaryDirectory(prefix=".building-", dir=place) as work:
+        settle_revisions(con, "episodes")
+        settle_revisions(con, "episode_quality")
+        select(con, recipe)
+        try:
+            facts = read_facts(con, recipe)
+            normalization = {series: read_normalization(con, facts, series) for series in ("state", "action")}
+            path = Path(work) / "rows.arrow"
+            written = write_rows(read_rows(con, recipe, facts), path)
+        except duckdb.Error as error:
+            raise ManifestError("bad_filter", blame(con, recipe, str(error))) from error
+        kept = {name: recipe.model_dump(mode="json")[name] for name in ("name", *DIGESTED)}
+        digest = _digest(kept, written.content, normalization)
+        key = f"{folder}/{digest}.arrow"
+        if head(lake, f"{folder}/{digest}.json") is None:
+            put_file(lake, key, path)
+            header = ManifestHeader(
+                recipe=kept,
+                recipe_text=yaml.safe_dump(kept, sort_keys=False),
+                digest=digest,
+                rows=sum(written.rows_by_split.values()),
+                rows_by_split=written.rows_by_split,
+                windows_by_split=written.windows_by_split,
+                rows_by_component={part.name: written.rows_by_component.get(part.name, 0) for part in recipe.mixture},
+                too_short=facts.too_short,
+                state_dim=facts.state_dim,
+                action_dim=facts.action_dim,
+                robots=facts.robots,
+                normalization=normalization,
+                table_versions=versions,
+                created_at=datetime.now(UTC).isoformat(),
+                sha256=written.sha256,
+                size_bytes=path.stat().st_size,
+            )
+            _store_header(lake, f"{folder}/{digest}.json", header)
+    replace(lake, f"{folder}/latest", digest.encode())
+    return load_manifest(lake, key, scratch)
+
+
+def _store_header(lake: Lake, key: str, header: ManifestHeader) -> None:
+    try:
+        write_once(lake, key, header.to_json())
+    except FileExistsError:
+        # Another build of the same rows came first; the two differ in their clock and table versions alone.
+        return
+
+
+def _digest(recipe: dict[str, Any], content: str, normalization: dict[str, Any]) -> str:
+    """The name of a manifest: neither the clock nor the table versions are in it."""
+    parts = [{name: recipe[name] for name in DIGESTED}, content, normalization]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,63 @@
+"""Settings: one object, read from `MEGAHOUR_*` environment variables; the README's table is made from it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import unquote
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Everything an installation can choose. Secrets (object-store keys) stay in the environment: `AWS_*`."""
+
+    model_config = SettingsConfigDict(env_prefix="MEGAHOUR_", frozen=True, extra="ignore")
+
+    lake: str = Field(".megahour/lake", description="Root of the lake: a folder, `file://...` or `s3://bucket/prefix`")
+    scratch: Path = Field(Path(".megahour/scratch"), description="Node-local folder for staging and manifests in use")
+    runs: Path | None = Field(
+        None, description="Folder of training runs, shared by all nodes; default `<lake>/runs`. Required for an s3 lake"
+    )
+    recipes: Path = Field(Path("assets/recipes"), description="Folder of recipe files (`*.yaml`)")
+
+    batch_bytes: int = Field(256 * 2**20, gt=0, description="Bytes of recordings per ingest batch")
+    batch_recordings: int = Field(500, gt=0, description="Recordings per ingest batch, at most")
+    settle_s: float = Field(3.0, ge=0, description="A recording younger than this many seconds is still being written")
+    ingest_workers: int = Field(2, gt=0, description="Processes that ingest recordings of one batch in parallel")
+    skip_steps: str = Field("", description="Non-critical ingest steps to switch off, comma-separated")
+
+    cluster: str = Field("local", description="Where training runs: `local`")
+    train_processes: int = Field(2, gt=0, description="Ranks per node of a training job")
+    train_attempts: int = Field(3, gt=0, description="How often a job that died is started before its run has failed")
+    rollout_workers: int = Field(2, gt=0, description="Simulator processes of one evaluation")
+
+    sensor_interval_s: int = Field(30, gt=0, description="Least seconds between two ticks of a sensor")
+    sensor_budget_s: float = Field(20.0, gt=0, description="Seconds a sensor may work in one tick")
+
+    mujoco_gl: str = Field("egl", description="OpenGL of the simulator: `egl` or `osmesa`")
+    data_memory_mb: int = Field(1024, gt=0, description="Decoded frames that one training rank may keep in memory, MiB")
+
+    @cached_property
+    def lake_uri(self) -> str:
+        """The lake's root as an absolute URI without a trailing slash."""
+        if "://" in self.lake:
+            return self.lake.rstrip("/")
+        return Path(self.lake).expanduser().resolve().as_uri()
+
+    @cached_property
+    def runs_dir(self) -> Path:
+        """The folder of training runs.
+
+        Raises:
+            ValueError: the lake is not a folder and `MEGAHOUR_RUNS` is not set.
+        """
+        if self.runs is not None:
+            return self.runs.expanduser().resolve()
+        if not self.lake_uri.startswith("file://"):
+            raise ValueError(
+                f"Training needs a folder that all nodes share, and the lake is {self.lake_uri}. "
+                "Set MEGAHOUR_RUNS to a folder on a shared file system."
+            )
+        return Path(unquote(self.lake_uri.removeprefix("file://"))) / "runs"

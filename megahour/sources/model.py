@@ -1,0 +1,56 @@
+"""What was found in the landing zone, and what may be wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from megahour.storage import FileRef
+
+
+class SourceError(Exception):
+    """A recording cannot be imported. `reason` is a code for machines, the text a sentence for people.
+
+    Reasons: `truncated`, `unreadable`, `missing_video`, `missing_file`, `frame_count`, `missing_feature`,
+    `feature_mismatch`, `empty`, `times`, `unknown_format`.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(reason, message)
+        self.reason = reason
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One thing to ingest: the files that belong together, and the keys of those that should be there and are not.
+
+    `uri` names it inside the lake: the key of its file, or `<dataset>#episode=<n>`. `source` is the folder of
+    `landing/` it lies in.
+    """
+
+    uri: str
+    format: str
+    source: str
+    files: tuple[FileRef, ...]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its files."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when a file comes, goes or changes; 32 hexadecimal digits over keys, sizes and etags."""
+        digest = hashlib.sha256()
+        for file in self.files:
+            digest.update(f"{file.key}\0{file.size_bytes}\0{file.etag}\n".encode())
+        for key in self.missing:
+            digest.update(f"{key}\0missing\n".encode())
+        return digest.hexdigest()[:32]

@@ -1,0 +1,330 @@
+"""The lake's files: read ranges, list, and write once, on a local folder or an S3 bucket alike.
+
+A *key* is a path relative to the lake's root (`episodes/2026-11-29/<id>.mcap`). Tables and manifests hold keys, so a
+lake moves from a laptop to a bucket as it is. Keys and etags are all that identifies bytes: a key written by
+`write_once` or `put_file` never changes its content.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import filecmp
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import LocalStore, S3Store
+
+from megahour.runs import sync_directory
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+STAGE_RANGE_BYTES = 8 * 2**20
+STAGE_THREADS = 8
+
+
+@dataclass(frozen=True)
+class FileRef:
+    """A file of the lake. `key` is relative to the lake's root, `modified_at` is aware of its time zone."""
+
+    key: str
+    size_bytes: int
+    etag: str
+    modified_at: datetime
+
+
+@dataclass(frozen=True)
+class Lake:
+    """The lake's root, `file:///folder` or `s3://bucket/prefix`; only the URI, so it travels between processes."""
+
+    uri: str
+
+    @property
+    def store(self) -> ObjectStore:
+        """The obstore store of this root, made once per process."""
+        return _open_store(self.uri)
+
+    @property
+    def root(self) -> Path | None:
+        """The root as a folder, or None on an object store."""
+        return Path(unquote(urlsplit(self.uri).path)) if self.uri.startswith("file://") else None
+
+    def local_path(self, key: str) -> Path | None:
+        """Where `key` lies in the file system, or None on an object store."""
+        root = self.root
+        return None if root is None else root / key
+
+    def url(self, key: str) -> str:
+        """The address of `key` for other programs: a path, or an `s3://` URL."""
+        path = self.local_path(key)
+        return f"{self.uri}/{key}" if path is None else str(path)
+
+
+def open_lake(uri: str) -> Lake:
+    """The lake at `uri`; its folder is made when it is a local one. Credentials of S3 come from `AWS_*`.
+
+    Raises:
+        ValueError: the URI is neither `file:///...` nor `s3://bucket...`, or its path cannot serve.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme not in ("file", "s3") or (parts.scheme == "s3" and not parts.netloc):
+        raise ValueError(f"A lake is a folder, file:///folder or s3://bucket/prefix; {uri!r} is none of them")
+    lake = Lake(uri.rstrip("/"))
+    # The Delta kernel decodes a percent sign twice, and duckdb takes the others for patterns.
+    if found := set(lake.url("")) & set("%*?["):
+        raise ValueError(f"The lake's path {lake.url('')} holds {' '.join(sorted(found))}: choose one without")
+    if lake.root is not None:
+        lake.root.mkdir(parents=True, exist_ok=True)
+    return lake
+
+
+def read_bytes(lake: Lake, key: str) -> bytes:
+    """All bytes of a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    return bytes(obstore.get(lake.store, key).bytes())
+
+
+def read_range(lake: Lake, key: str, start: int, end: int) -> bytes:
+    """Bytes `start` to `end` (exclusive) of a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        EOFError: the file ends before `end`.
+    """
+    return read_ranges(lake, key, [start], [end])[0]
+
+
+def read_ranges(lake: Lake, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+    """Several ranges of one file, neighbours in one request.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        EOFError: the file ends before one of the ranges does.
+    """
+    wanted = [(start, end) for start, end in zip(starts, ends, strict=True) if end > start]
+    if not wanted:
+        return [b"" for _ in starts]
+    try:
+        found = iter(obstore.get_ranges(lake.store, key, starts=[s for s, _ in wanted], ends=[e for _, e in wanted]))
+    except BaseError as error:
+        ref = head(lake, key)
+        if ref is not None and ref.size_bytes < max(end for _, end in wanted):
+            raise EOFError(_cut_short(lake, key, ref.size_bytes, max(end for _, end in wanted))) from error
+        raise
+    parts = [bytes(next(found)) if end > start else b"" for start, end in zip(starts, ends, strict=True)]
+    for part, start, end in zip(parts, starts, ends, strict=True):
+        if len(part) < end - start:
+            raise EOFError(_cut_short(lake, key, start + len(part), end))
+    return parts
+
+
+def _cut_short(lake: Lake, key: str, size_bytes: int, end: int) -> str:
+    return f"{lake.url(key)} ends at byte {size_bytes}, and bytes up to {end} were asked for: it is cut short"
+
+
+def head(lake: Lake, key: str) -> FileRef | None:
+    """What is known about a file without reading it, or None when there is no such file."""
+    try:
+        return _ref(obstore.head(lake.store, key))
+    except FileNotFoundError:
+        return None
+
+
+def list_files(lake: Lake, prefix: str, after: str = "") -> Iterator[FileRef]:
+    """The files below the folder `prefix`, sorted by key; of a folder without folders in it, those after `after`.
+
+    Names that start with a dot or end in `.tmp`, and whatever lies in folders so named, are passed over.
+    """
+    # Not every S3 server lists in the order of bytes, and a local disk lists in none.
+    listed = obstore.list(lake.store, prefix.rstrip("/") or None, offset=after or None, chunk_size=1000)
+    metas = sorted((meta for chunk in listed for meta in chunk), key=lambda meta: meta["path"])
+    depth = len(prefix.rstrip("/"))
+    for meta in metas:
+        inner = meta["path"][depth:].split("/")
+        if not any(name.startswith(".") or name.endswith(".tmp") for name in inner):
+            yield _ref(meta)
+
+
+def write_once(lake: Lake, key: str, data: bytes) -> FileRef:
+    """Put `data` at `key` unless a file is there. All of it appears at once, and it lasts through a power cut.
+
+    Raises:
+        FileExistsError: a file with other content is stored under this key.
+    """
+
+    def fill(out: IO[bytes]) -> None:
+        out.write(data)
+
+    def same() -> bool:
+        stored = head(lake, key)
+        return stored is not None and stored.size_bytes == len(data) and read_bytes(lake, key) == data
+
+    return _create(lake, key, fill, data, same)
+
+
+def put_file(lake: Lake, key: str, path: Path) -> FileRef:
+    """Copy the file at `path` to `key` unless a file is there; as `write_once`, without holding it in memory locally.
+
+    Raises:
+        FileExistsError: a file with other content is stored under this key.
+    """
+
+    def fill(out: IO[bytes]) -> None:
+        with path.open("rb") as source:
+            shutil.copyfileobj(source, out, STAGE_RANGE_BYTES)
+
+    return _create(lake, key, fill, path, lambda: _equals_file(lake, key, path))
+
+
+def replace(lake: Lake, key: str, data: bytes) -> FileRef:
+    """Put `data` at `key` over what is there: for the few small files that point at others."""
+    target = lake.local_path(key)
+    if target is None:
+        obstore.put(lake.store, key, data)
+    else:
+        partial = _write_partial(target, lambda out: out.write(data))
+        partial.replace(target)
+        sync_directory(target.parent)
+    return _require(lake, key)
+
+
+def stage(lake: Lake, key: str, folder: Path, sha256: str = "") -> Path:
+    """A local path with the bytes of `key`: the file itself on a local lake, else a download below `folder`.
+
+    A download is kept under the file's etag and made once, however many processes ask; it appears whole or not at all.
+    Where its `sha256` is given, a download must have it.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: the file changed while it was read, or its bytes are not those of `sha256`.
+    """
+    ref = _require(lake, key)
+    local = lake.local_path(key)
+    if local is not None:
+        return local
+    name = hashlib.sha256(f"{lake.uri}\n{key}\n{ref.etag}".encode()).hexdigest()[:16]
+    target = folder / name / Path(key).name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            _download(lake, ref, target, sha256)
+    return target
+
+
+def _download(lake: Lake, ref: FileRef, target: Path, sha256: str) -> None:
+    partial = target.with_name(f".{target.name}.tmp")
+    with partial.open("wb") as out:
+        out.truncate(ref.size_bytes)
+
+        def fetch(start: int) -> None:
+            end = min(start + STAGE_RANGE_BYTES, ref.size_bytes)
+            options: Any = {"range": (start, end), "if_match": ref.etag}
+            data = bytes(obstore.get(lake.store, ref.key, options=options).bytes())
+            if len(data) != end - start:
+                raise OSError(_cut_short(lake, ref.key, start + len(data), end))
+            os.pwrite(out.fileno(), data, start)
+
+        with ThreadPoolExecutor(STAGE_THREADS) as threads:
+            list(threads.map(fetch, range(0, ref.size_bytes, STAGE_RANGE_BYTES)))
+        os.fsync(out.fileno())
+    with partial.open("rb") as staged:
+        if sha256 and (found := hashlib.file_digest(staged, "sha256").hexdigest()) != sha256:
+            raise OSError(
+                f"{lake.url(ref.key)} was read with the sha256 {found}, and {sha256} was stored: read it again"
+            )
+    partial.rename(target)
+    sync_directory(target.parent)
+
+
+def _create(
+    lake: Lake, key: str, fill: Callable[[IO[bytes]], Any], source: bytes | Path, same: Callable[[], bool]
+) -> FileRef:
+    target = lake.local_path(key)
+    try:
+        if target is None:
+            obstore.put(lake.store, key, source, mode="create")
+        else:
+            _link_new(target, fill)
+    except (AlreadyExistsError, FileExistsError) as error:
+        # A put whose answer was lost is tried again by the client, and then finds its own bytes.
+        if not same():
+            raise FileExistsError(
+                f"{lake.url(key)} is stored already with other content; files of the lake never change. "
+                "Write the new content under another key"
+            ) from error
+    return _require(lake, key)
+
+
+def _link_new(target: Path, fill: Callable[[IO[bytes]], Any]) -> None:
+    if target.exists():
+        raise FileExistsError(target)
+    partial = _write_partial(target, fill)
+    try:
+        # A link, unlike a rename, fails when the name is taken.
+        os.link(partial, target)
+    finally:
+        partial.unlink()
+    sync_directory(target.parent)
+
+
+def _write_partial(target: Path, fill: Callable[[IO[bytes]], Any]) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        with partial.open("wb") as out:
+            fill(out)
+            out.flush()
+            os.fsync(out.fileno())
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return partial
+
+
+def _equals_file(lake: Lake, key: str, path: Path) -> bool:
+    stored = head(lake, key)
+    size_bytes = path.stat().st_size
+    if stored is None or stored.size_bytes != size_bytes:
+        return False
+    local = lake.local_path(key)
+    if local is not None:
+        return filecmp.cmp(path, local, shallow=False)
+    with path.open("rb") as ours:
+        for start in range(0, size_bytes, STAGE_RANGE_BYTES):
+            theirs = read_range(lake, key, start, min(start + STAGE_RANGE_BYTES, size_bytes))
+            if ours.read(len(theirs)) != theirs:
+                return False
+    return True
+
+
+def _require(lake: Lake, key: str) -> FileRef:
+    ref = head(lake, key)
+    if ref is None:
+        raise FileNotFoundError(f"There is no {lake.url(key)}")
+    return ref
+
+
+def _ref(meta: Any) -> FileRef:
+    return FileRef(meta["path"], meta["size"], meta["e_tag"] or "", meta["last_modified"])
+
+
+@lru_cache(maxsize=32)
+def _open_store(uri: str) -> ObjectStore:
+    root = Lake(uri).root
+    return LocalStore(prefix=root) if root is not None else S3Store.from_url(uri)

@@ -1,0 +1,1 @@
+"""What assets talk to: the lake, the cluster, the trainer's programs."""

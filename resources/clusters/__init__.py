@@ -1,0 +1,1 @@
+"""Where training runs, behind one small protocol. No Dagster here."""

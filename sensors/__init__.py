@@ -1,0 +1,1 @@
+"""Who reacts: sensors are thin shells over the pure decisions in `decide.py`."""

@@ -1,0 +1,224 @@
+"""An episode is an MCAP file that other tools read, and that its own reader reads by range."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
+from mcap.reader import make_reader
+from mcap.records import Chunk, Message
+from mcap.stream_reader import StreamReader, breakup_chunk
+from mcap_protobuf.decoder import DecoderFactory
+
+from megahour.episode.check import check_bytes, check_episode
+from megahour.episode.h264 import is_keyframe
+from megahour.episode.model import Camera, EpisodeError, Series
+from megahour.episode.profile import MIXED, PROFILES, WORLD
+from megahour.episode.ranges import MemoryBytes
+from megahour.episode.reader import EpisodeReader, open_episode, open_episode_file
+from megahour.episode.writer import WrittenEpisode, write_episode
+from megahour.storage import open_lake, put_file
+from tests.samples import FACTS, camera, pictures, psnr_db, raw_episode, series
+
+
+class CountingBytes(MemoryBytes):
+    """Memory that remembers which ranges were asked for, request by request."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__("memory", data)
+        self.requests: list[list[tuple[int, int]]] = []
+
+    def read(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+        self.requests.append(list(zip(starts, ends, strict=True)))
+        return super().read(starts, ends)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "episode.mcap"
+
+
+def test_stock_reader_finds_equal_messages(path: Path) -> None:
+    episode = raw_episode()
+    write_episode(path, episode, FACTS)
+    reader = open_episode_file(path)
+    stock: dict[str, list[Any]] = {}
+    with path.open("rb") as file:
+        found = make_reader(file, validate_crcs=True, decoder_factories=[DecoderFactory()])
+        for _, channel, message, decoded in found.iter_decoded_messages():
+            stock.setdefault(channel.topic, []).append((message.log_time, decoded))
+        metadata = {record.name: record.metadata for record in found.iter_metadata()}
+
+    for source in episode.cameras:
+        times, videos = zip(*stock[f"/camera/{source.name}"], strict=True)
+        assert list(times) == source.times_ns.tolist()
+        assert [video.data for video in videos] == reader.coded(source.name, 0, len(times))
+        assert {video.format for video in videos} == {"h264"}
+    for topic in episode.series:
+        times, joints = zip(*stock[f"/{topic.name}"], strict=True)
+        assert list(times) == topic.times_ns.tolist()
+        values = np.array([[joint.position for joint in message.joints] for message in joints], np.float32)
+        assert values.tobytes() == topic.values.tobytes()
+        assert tuple(joint.name for joint in joints[0].joints) == topic.names
+        assert [m.timestamp.seconds * 10**9 + m.timestamp.nanos for m in joints] == list(times)
+    assert metadata["megahour.episode"]["task"] == FACTS.task
+    assert check_bytes("episode", path.read_bytes()) == []
+
+
+def test_facts_and_notes_return(path: Path) -> None:
+    episode = raw_episode()
+    facts = replace(FACTS, task="Öffne die Flasche", success=None, rate_hz=1 / 3, attributes={"b": "2", "a": '"'})
+    written = write_episode(path, episode, facts, WORLD)
+    reader = open_episode_file(path)
+    assert written == WrittenEpisode(path.stat().st_size, 24, {"front": 24, "wrist": 24})
+    assert (reader.facts, reader.notes, reader.profile) == (facts, episode.notes, "world")
+    assert reader.series_names == ("state", "action")
+    for source in episode.cameras:
+        info = reader.cameras[source.name]
+        assert (info.width, info.height, info.frames) == (source.width, source.height, 24)
+        assert info.times_ns.tolist() == source.times_ns.tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_values_return_bit_for_bit(path: Path, dtype: Any) -> None:
+    info = np.finfo(dtype)
+    odd = [0.0, -0.0, np.nan, np.inf, -np.inf, info.tiny, info.smallest_subnormal, info.max, 0.1, -1 / 3]
+    topic = series("torque", 400, len(odd), dtype=dtype)
+    topic.values[7] = odd
+    write_episode(path, replace(raw_episode(), series=(topic,)), FACTS)
+    returned = open_episode_file(path).series("torque")
+    assert returned.values.dtype == dtype
+    assert returned.values.tobytes() == topic.values.tobytes()
+    assert returned.times_ns.tolist() == topic.times_ns.tolist()
+    assert returned.names == topic.names
+    with pytest.raises(ValueError, match="read-only"):
+        returned.values[0] = 1
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES.keys())
+def test_same_input_same_bytes(tmp_path: Path, profile: Any) -> None:
+    for name in ("a", "b"):
+        write_episode(tmp_path / name, raw_episode(), FACTS, profile)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_opening_is_one_read_and_pictures_another(path: Path) -> None:
+    write_episode(path, raw_episode(frames=200, size=(240, 320)), FACTS)
+    source = CountingBytes(path.read_bytes())
+    reader = EpisodeReader(source)
+    assert [len(request) for request in source.requests] == [1]
+    reader.series("state")
+    reader.series("action")
+    assert len(source.requests) == 1, "the tail holds the low-dimensional topics of a small episode"
+    reader.frames("front", [33, 37, 41])
+    assert [len(request) for request in source.requests] == [1, 1]
+    reader.frames("wrist", [33, 37, 41])
+    assert len(source.requests) == 2, "one read serves all cameras of a group"
+    (start, end) = source.requests[1][0]
+    assert end - start < source.size_bytes() / 10
+    reader.frames("front", [0, 150])
+    assert len(source.requests) == 3, "far pictures are ranges of one request"
+
+
+def test_chunks_hold_one_group_and_begin_with_keyframes(path: Path) -> None:
+    write_episode(path, raw_episode(frames=40), FACTS, replace(MIXED, chunk_bytes=1))
+    chunks = [r for r in StreamReader(io.BytesIO(path.read_bytes()), emit_chunks=True).records if isinstance(r, Chunk)]
+    messages = [[r for r in breakup_chunk(chunk) if isinstance(r, Message)] for chunk in chunks]
+    assert [chunk.compression for chunk in chunks] == ["", "", "", "", "zstd"]
+    for inside in messages[:4]:
+        assert [m.log_time for m in inside] == sorted(m.log_time for m in inside)
+        assert {m.channel_id for m in inside} == {1, 2}
+        for channel in (1, 2):
+            units = [CompressedVideo.FromString(m.data).data for m in inside if m.channel_id == channel]
+            assert [is_keyframe(unit) for unit in units] == [True] + [False] * 9
+    assert {m.channel_id for m in messages[4]} == {3, 4}
+
+
+def test_cameras_at_different_rates(path: Path) -> None:
+    fast, slow, still = pictures(90, 32, 32, 1), pictures(30, 32, 32, 2), pictures(1, 32, 32, 3)
+    episode = replace(
+        raw_episode(), cameras=(camera("fast", fast, 90), camera("slow", slow, 30), camera("still", still, 1))
+    )
+    written = write_episode(path, episode, FACTS, replace(MIXED, chunk_bytes=1))
+    assert written.frames == 1
+    reader = open_episode_file(path)
+    for name, video in (("fast", fast), ("slow", slow), ("still", still)):
+        returned = reader.frames(name, range(len(video)))
+        assert min(psnr_db(a, b) for a, b in zip(video, returned, strict=True)) > 30
+    keys = np.flatnonzero(reader.index.cameras[0].keyframes)
+    assert np.diff(keys).max() <= MIXED.gop
+    assert check_bytes("episode", path.read_bytes()) == []
+
+
+def test_episode_of_the_lake(tmp_path: Path, path: Path) -> None:
+    lake = open_lake((tmp_path / "lake").as_uri())
+    write_episode(path, raw_episode(), FACTS)
+    ref = put_file(lake, "episodes/2026-01-02/e.mcap", path)
+    for size_bytes in (None, ref.size_bytes):
+        reader = open_episode(lake, ref.key, size_bytes)
+        assert reader.frames("front", [3]).shape == (1, 48, 64, 3)
+    assert check_episode(lake, ref.key) == []
+    with pytest.raises(EpisodeError, match=r"no episode episodes/none\.mcap") as caught:
+        open_episode(lake, "episodes/none.mcap")
+    assert caught.value.reason == "missing"
+    assert [problem.reason for problem in check_episode(lake, "episodes/none.mcap")] == ["missing"]
+
+
+def test_a_source_that_fails_leaves_nothing_behind(path: Path) -> None:
+    good = raw_episode()
+
+    def broken() -> Iterator[Any]:
+        yield from pictures(5, 48, 64)
+        raise OSError("the cable was pulled")
+
+    write_episode(path, good, FACTS)
+    before = path.read_bytes()
+    with pytest.raises(OSError, match="cable"):
+        write_episode(path, replace(good, cameras=(replace(good.cameras[0], frames=broken),)), FACTS)
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def _with_times(topic: Series | Camera, times: Any) -> Any:
+    return replace(topic, times_ns=np.asarray(times, np.int64))
+
+
+@pytest.mark.parametrize("shown", [23, 25])
+def test_pictures_and_times_must_be_as_many(path: Path, shown: int) -> None:
+    good = raw_episode()
+    wrong = replace(good.cameras[0], frames=camera("front", pictures(shown, 48, 64)).frames)
+    with pytest.raises(EpisodeError, match="24 times") as caught:
+        write_episode(path, replace(good, cameras=(wrong,)), FACTS)
+    assert caught.value.reason == "frame_count"
+
+
+def test_times_must_increase(path: Path) -> None:
+    good = raw_episode()
+    times = good.series[0].times_ns.copy()
+    times[5] = times[4]
+    with pytest.raises(EpisodeError, match="'state' must be positive and increase; row 5") as caught:
+        write_episode(path, replace(good, series=(_with_times(good.series[0], times),)), FACTS)
+    assert caught.value.reason == "times"
+    with pytest.raises(EpisodeError, match="row 0"):
+        write_episode(path, replace(good, series=(_with_times(good.series[0], times - 1),)), FACTS)
+
+
+def test_topics_need_different_names_and_rows(path: Path) -> None:
+    good = raw_episode()
+    for wrong in (
+        replace(good, series=(good.series[0], good.series[0])),
+        replace(good, series=(series("state", 0, 4),)),
+        replace(good, series=(replace(good.series[0], names=("one",)),)),
+        replace(good, cameras=(replace(good.cameras[0], width=60),)),
+        replace(good, cameras=(), series=()),
+    ):
+        with pytest.raises(EpisodeError) as caught:
+            write_episode(path, wrong, FACTS)
+        assert caught.value.reason == "invalid"
+    assert not path.exists()

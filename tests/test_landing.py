@@ -1,0 +1,60 @@
+"""Landing: data before the file that announces it, no hidden or half-written files, nothing that landed changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megahour.landing import LandingError, land, plan_landing
+from megahour.storage import list_files, open_lake, read_bytes
+
+
+def dataset(root: Path) -> Path:
+    folder = root / "g1"
+    for name in ("meta/info.json", "meta/tasks.jsonl", "data/chunk-000/a.parquet", "videos/v.mp4", ".cache/x", "b.tmp"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return folder
+
+
+def test_the_file_that_announces_a_dataset_lands_last(tmp_path: Path) -> None:
+    keys = [arrival.key for arrival in plan_landing(dataset(tmp_path))]
+    assert keys == [
+        "landing/g1/data/chunk-000/a.parquet",
+        "landing/g1/meta/tasks.jsonl",
+        "landing/g1/videos/v.mp4",
+        "landing/g1/meta/info.json",
+    ]
+
+
+def test_a_source_holds_many_folders(tmp_path: Path) -> None:
+    assert plan_landing(dataset(tmp_path), "lab")[0].key == "landing/lab/g1/data/chunk-000/a.parquet"
+    assert plan_landing(tmp_path / "g1" / "b.tmp".replace("b.tmp", "videos/v.mp4"), "lab")[0].key == "landing/lab/v.mp4"
+    assert plan_landing(tmp_path / "g1/videos/v.mp4")[0].key == "landing/videos/v.mp4"
+
+
+def test_files_are_copies_and_landing_again_touches_nothing(tmp_path: Path) -> None:
+    lake = open_lake((tmp_path / "lake").as_uri())
+    arrivals = plan_landing(dataset(tmp_path))
+    assert all(arrival.copied for arrival in land(lake, arrivals))
+    before = {file.key: (file.etag, file.modified_at) for file in list_files(lake, "landing")}
+    (tmp_path / "g1/videos/v.mp4").touch()
+    assert not any(arrival.copied for arrival in land(lake, plan_landing(tmp_path / "g1")))
+    assert {file.key: (file.etag, file.modified_at) for file in list_files(lake, "landing")} == before
+    with (tmp_path / "g1/videos/v.mp4").open("a") as video:
+        video.write("changed in place")
+    assert read_bytes(lake, "landing/g1/videos/v.mp4") == b"videos/v.mp4"
+    with pytest.raises(LandingError, match=r"v\.mp4 differs from what landed before"):
+        list(land(lake, plan_landing(tmp_path / "g1")))
+
+
+def test_what_cannot_land_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LandingError, match="nothing at"):
+        plan_landing(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LandingError, match="no files"):
+        plan_landing(tmp_path / "empty")
+    with pytest.raises(LandingError, match="cannot be a source"):
+        plan_landing(dataset(tmp_path), "../elsewhere")

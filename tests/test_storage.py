@@ -1,0 +1,159 @@
+"""Storage: files appear whole, once and for ever, and are read by range."""
+
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from megahour import storage
+from megahour.storage import (
+    Lake,
+    head,
+    list_files,
+    open_lake,
+    put_file,
+    read_bytes,
+    read_range,
+    read_ranges,
+    replace,
+    stage,
+    write_once,
+)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return open_lake((tmp_path / "the lake").as_uri())
+
+
+@pytest.fixture
+def root(lake: Lake, tmp_path: Path) -> Path:
+    return tmp_path / "the lake"
+
+
+def test_a_file_is_written_once(lake: Lake) -> None:
+    first = write_once(lake, "a/b.bin", b"one")
+    assert (first.key, first.size_bytes, read_bytes(lake, "a/b.bin")) == ("a/b.bin", 3, b"one")
+    assert first.modified_at.tzinfo is not None
+    assert write_once(lake, "a/b.bin", b"one") == first
+    with pytest.raises(FileExistsError, match="other content"):
+        write_once(lake, "a/b.bin", b"two")
+    assert read_bytes(lake, "a/b.bin") == b"one"
+
+
+def test_of_many_writers_one_wins_and_readers_see_all_of_it(lake: Lake, root: Path) -> None:
+    contents = [bytes([i]) * 300_000 for i in range(16)]
+
+    def write(content: bytes) -> bool:
+        try:
+            write_once(lake, "raced", content)
+        except FileExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(16) as threads:
+        won = list(threads.map(write, contents))
+    assert sum(won) == 1
+    assert read_bytes(lake, "raced") == contents[won.index(True)]
+    assert [path.name for path in root.rglob("*") if path.is_file()] == ["raced"]
+
+
+def test_a_writer_that_dies_leaves_no_file(lake: Lake, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space"):
+        write_once(lake, "a", b"one")
+    assert head(lake, "a") is None
+    assert list(root.iterdir()) == []
+
+
+def test_a_file_on_disk_is_copied(lake: Lake, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(100_000))
+    ref = put_file(lake, "copy.bin", source)
+    assert read_bytes(lake, "copy.bin") == source.read_bytes()
+    assert put_file(lake, "copy.bin", source) == ref
+    content = bytearray(source.read_bytes())
+    content[50_000] ^= 1
+    source.write_bytes(content)
+    with pytest.raises(FileExistsError, match="other content"):
+        put_file(lake, "copy.bin", source)
+
+
+def test_ranges_are_exact_or_an_error(lake: Lake) -> None:
+    write_once(lake, "r", bytes(range(100)))
+    assert read_range(lake, "r", 10, 20) == bytes(range(10, 20))
+    assert read_ranges(lake, "r", [90, 5, 5], [100, 6, 5]) == [bytes(range(90, 100)), b"\x05", b""]
+    assert read_range(lake, "r", 7, 7) == b""
+    for start in (95, 100, 150):
+        with pytest.raises(EOFError, match="cut short"):
+            read_range(lake, "r", start, 200)
+    with pytest.raises(FileNotFoundError):
+        read_range(lake, "none", 0, 1)
+    with pytest.raises(FileNotFoundError):
+        read_bytes(lake, "none")
+
+
+def test_a_listing_is_sorted_by_key_and_leaves_out_what_is_being_written(lake: Lake, root: Path) -> None:
+    for key in ("l/b/x", "l/a/x", "l/a.b", "l/ä b#c", "l/.hidden", "l/.dir/x", "l/y.tmp", "l/z.tmp/x", "lb/x"):
+        path = root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"1")
+    keys = [ref.key for ref in list_files(lake, "l/")]
+    assert keys == ["l/a.b", "l/a/x", "l/b/x", "l/ä b#c"]
+    assert [ref.key for ref in list_files(lake, "nowhere")] == []
+    for i in range(5):
+        write_once(lake, f"flat/{i}", b"")
+    assert [ref.key for ref in list_files(lake, "flat", after="flat/2")] == ["flat/3", "flat/4"]
+
+
+def test_a_change_of_a_file_changes_its_etag(lake: Lake) -> None:
+    before = write_once(lake, "f", b"one")
+    assert head(lake, "f") == before
+    after = replace(lake, "f", b"two")
+    assert after.etag != before.etag
+    assert read_bytes(lake, "f") == b"two"
+
+
+def test_a_lake_travels_between_processes(lake: Lake) -> None:
+    write_once(lake, "f", b"one")
+    assert read_bytes(pickle.loads(pickle.dumps(lake)), "f") == b"one"
+
+
+def test_staging_a_local_file_is_the_file(lake: Lake, tmp_path: Path) -> None:
+    write_once(lake, "a/f", b"one")
+    assert stage(lake, "a/f", tmp_path / "scratch") == lake.local_path("a/f")
+    with pytest.raises(FileNotFoundError):
+        stage(lake, "a/g", tmp_path / "scratch")
+
+
+def test_a_staged_download_is_whole_verified_and_made_once(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = os.urandom(1_000_000)
+    write_once(lake, "a/f.arrow", content)
+    # The same bytes seen as a remote lake, in ranges far smaller than the file.
+    monkeypatch.setattr(Lake, "local_path", lambda self, key: None)
+    monkeypatch.setattr(storage, "STAGE_RANGE_BYTES", 70_001)
+    with pytest.raises(OSError, match="sha256"):
+        stage(lake, "a/f.arrow", tmp_path / "scratch", sha256="0" * 64)
+    assert not list((tmp_path / "scratch").rglob("f.arrow"))
+    with ThreadPoolExecutor(4) as threads:
+        paths = set(threads.map(lambda _: stage(lake, "a/f.arrow", tmp_path / "scratch"), range(4)))
+    (path,) = paths
+    assert path.name == "f.arrow"
+    assert path.read_bytes() == content
+    inode = path.stat().st_ino
+    assert stage(lake, "a/f.arrow", tmp_path / "scratch").stat().st_ino == inode
+
+
+@pytest.mark.parametrize(
+    "uri", ["/plain/path", "http://host/x", "s3:///x", "file:///tmp/a%25b", "file:///tmp/a%5B1%5D"]
+)
+def test_only_roots_that_every_reader_understands_are_taken(uri: str) -> None:
+    with pytest.raises(ValueError, match="lake"):
+        open_lake(uri)
