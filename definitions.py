@@ -15,13 +15,14 @@ from sensors.landing import landing
 from sensors.launch import launch_training
 from sensors.observe import observe_training
 from sensors.refresh import refresh
+from sensors.sweep import sweep_runs
 
 defs = dg.Definitions(
     assets=[*dg.load_assets_from_modules([ingest, curation, training, evaluation]), training.checkpoint],
     asset_checks=dg.load_asset_checks_from_modules([checks]),
     jobs=[*STAGES, everything],
     schedules=[nightly],
-    sensors=[landing, refresh, launch_training, observe_training, evaluate_checkpoints, run_failures],
+    sensors=[landing, refresh, launch_training, observe_training, evaluate_checkpoints, run_failures, sweep_runs],
     resources={"lake": LakeResource(), "cluster": ClusterResource(), "trainer": TrainerResource()},
     executor=dg.in_process_executor,
 )

@@ -10,7 +10,6 @@ from resources.cluster import ClusterResource
 from resources.lake import LakeResource
 from resources.training import intent_of, launch, read_attempts
 
-
 # Which of the manifests it is stands in the run's intent and in its checkpoints: Dagster's graph cannot say it.
 ANY_MANIFEST = dg.AssetDep(manifest, partition_mapping=dg.AllPartitionMapping())
 

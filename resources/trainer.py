@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -17,6 +18,10 @@ import dagster as dg
 
 TAIL_LINES = 30
 STOP_S = 20
+
+# Loaded here, because between fork and exec nothing may be imported.
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
 
 
 class TrainerError(RuntimeError):
@@ -47,7 +52,13 @@ def stream(command: Sequence[str], log: Logger) -> dict[str, Any]:
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     last: dict[str, Any] = {}
     child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", process_group=0
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        process_group=0,
+        preexec_fn=die_with_parent,
     )
     assert child.stdout is not None
     try:
@@ -66,6 +77,11 @@ def stream(command: Sequence[str], log: Logger) -> dict[str, Any]:
         said = "\n".join(tail) or json.dumps(last)
         raise TrainerError(f"`{' '.join(command)}` ended with code {code}. It said last:\n{said}")
     return last
+
+
+def die_with_parent() -> None:
+    """Runs in the child: a Dagster run that is killed must not leave a program that a second run then races."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def parse_object(line: str) -> dict[str, Any] | None:

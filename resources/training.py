@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 
 from megahour.manifest.recipe import Recipe
@@ -97,9 +96,8 @@ def identity(intent: Intent) -> tuple[str, str, int]:
     return intent.manifest_digest, repr(sorted(intent.config["train"].items())), intent.seed
 
 
-@cache
 def trainer_version() -> str:
-    """The version of the trainer's sources, found without importing them."""
+    """The version of the trainer's sources as they are now: a code server lives through many versions of them."""
     found = importlib.util.find_spec("trainer")
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError("The package `trainer` is not installed here: install megahour (`pip install -e .`)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -72,19 +72,33 @@ class Point:
     event_id: str
 
 
-def points(run_key: str, steps: int, events: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Point]:
-    """What of a run's events is reported, by their own bytes alone, so that a second look gives the same.
+def points(
+    run_key: str, steps: int, events: Iterable[tuple[int, dict[str, Any]]], past: int
+) -> tuple[list[Point], int]:
+    """What of a run's events is reported: all turns of its life, all validations, and some training steps.
 
-    All validations and all turns of the run's life, and about `METRIC_POINTS` training steps. Checkpoints are not
-    taken from events: a committed directory is the truth.
+    Of training steps it is the first in each of `METRIC_POINTS` parts of the run, however often the trainer logs.
+    Checkpoints are not taken from events: a committed directory is the truth.
+
+    Args:
+        past: the last part that has its point, -1 at first. From the log's first byte on, the same points come out
+            whatever the looks in between.
+
+    Returns:
+        The points, and the `past` of the next look.
     """
     stride = max(1, steps // METRIC_POINTS)
+    found = []
     for offset, event in events:
-        kind = event.get("kind")
-        if kind in ("started", "resumed", "stopped", "finished", "failed", "validation") or (
-            kind == "step" and isinstance(event.get("step"), int) and event["step"] % stride == 0
-        ):
-            yield Point(str(kind), event, f"{run_key}.{offset}")
+        kind, step = event.get("kind"), event.get("step")
+        if kind == "step" and isinstance(step, int):
+            if step // stride <= past:
+                continue
+            past = step // stride
+        elif kind not in ("started", "resumed", "stopped", "finished", "failed", "validation"):
+            continue
+        found.append(Point(str(kind), event, f"{run_key}.{offset}"))
+    return found, past
 
 
 def metrics(event: Mapping[str, Any]) -> dict[str, int | float]:
@@ -108,18 +122,19 @@ def metrics_at(step: int, events: Iterable[Mapping[str, Any]]) -> dict[str, int 
 
 @dataclass(frozen=True)
 class Watch:
-    """What the observer remembers of a run: how far its log was read, whether its job was just seen dead, and after
-    how many attempts it was closed (None: open)."""
+    """What the observer remembers of a run: how far its log was read and its curve drawn (see `points`), whether its
+    job was just seen dead, and after how many attempts it was closed (None: open)."""
 
     offset: int = 0
+    past: int = -1
     dead: bool = False
     closed: int | None = None
 
 
-def watched(offset: int, act: Act, attempts: int) -> Watch:
+def watched(offset: int, past: int, act: Act, attempts: int) -> Watch:
     """What to remember. A closed run is looked at again only when somebody starts another attempt."""
     closed = act in (Act.FINISHED, Act.GIVE_UP, Act.CANCELLED)
-    return Watch(offset, dead=act in (Act.CONFIRM, Act.RESUBMIT), closed=attempts if closed else None)
+    return Watch(offset, past, dead=act in (Act.CONFIRM, Act.RESUBMIT), closed=attempts if closed else None)
 
 
 def unreported(committed: Iterable[int], reported: Collection[int]) -> list[int]:
@@ -143,3 +158,20 @@ def retry_of(errors: Iterable[tuple[str, ...]], retries_so_far: int) -> bool:
     if retries_so_far >= RETRIES:
         return False
     return all(any(name in TRANSIENT for name in chain) for chain in errors)
+
+
+START_LIMIT_S = 120.0
+"""How long a run may take to say which process executes it."""
+
+
+def is_orphan(workers: Collection[tuple[float, float | None]], begun_s: float, now_s: float) -> bool:
+    """Whether a run's process is gone.
+
+    Args:
+        workers: per process that said it executes the run, when it said so, and when the process that has its number
+            now was started (None: there is none). A younger process only reuses the number.
+        begun_s: when the run last changed its status.
+    """
+    if not workers:
+        return now_s - begun_s > START_LIMIT_S
+    return all(started is None or started > said + 1 for said, started in workers)

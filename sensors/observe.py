@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 
@@ -19,7 +18,7 @@ from resources.cluster import ClusterResource
 from resources.clusters.protocol import Cluster, JobState
 from resources.lake import LakeResource
 from resources.training import done_step, find_runs, read_attempts
-from sensors.decide import Act, Watch, act_on_job, metrics, metrics_at, points, unreported, watched
+from sensors.decide import Act, Point, Watch, act_on_job, metrics, metrics_at, points, unreported, watched
 from sensors.reported import materialized, observed
 
 AssetEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
@@ -96,7 +95,8 @@ def look(
 
     fresh = list(read_events(run_dir, before.offset))
     offset = fresh[-1][0] if fresh else before.offset
-    events: list[AssetEvent] = list(new_observations(intent, fresh, instance))
+    found, past = points(intent.run_key, int(intent.config["train"]["steps"]), fresh, before.past)
+    events: list[AssetEvent] = list(new_observations(intent, found, instance))
     events += new_checkpoints(run_dir, intent, instance)
     requests: tuple[dg.RunRequest, ...] = ()
     log: tuple[str, ...] = ()
@@ -108,14 +108,11 @@ def look(
         log = (f"Run {intent.run_key}: the job {job_id} is {state.value} without DONE, attempt {len(attempts) + 1}",)
     elif act is Act.GIVE_UP:
         log = (f"Run {intent.run_key} has failed: {len(attempts)} attempts died, see attempt_N.log in {run_dir}",)
-    return Look(watched(offset, act, len(attempts)), tuple(events), requests, log)
+    return Look(watched(offset, past, act, len(attempts)), tuple(events), requests, log)
 
 
-def new_observations(
-    intent: Intent, fresh: list[tuple[int, dict[str, Any]]], instance: dg.DagsterInstance
-) -> Iterator[dg.AssetObservation]:
+def new_observations(intent: Intent, found: list[Point], instance: dg.DagsterInstance) -> Iterator[dg.AssetObservation]:
     """The points of the log that Dagster was not told yet."""
-    found = list(points(intent.run_key, int(intent.config["train"]["steps"]), fresh))
     if not found:
         return
     told = observed(instance, "training_run", intent.run_key, EVENT_TAG)

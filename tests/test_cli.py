@@ -293,8 +293,8 @@ def test_an_empty_lake_answers_every_listing(monkeypatch: pytest.MonkeyPatch, tm
         code, out, _ = cli(*command)
         assert code == 0 and out.startswith("No")
         assert json.loads(cli(*command, "--json")[1]) == []
-    for command in (("manifest", "show", "press"), ("lineage",), ("eval", "show"), ("runs", "show")):
-        code, _, err = cli(*command)
+    for arguments in (["manifest", "show", "press"], ["lineage"], ["eval", "show"], ["runs", "show"]):
+        code, _, err = cli(*arguments)
         assert code == 1 and err.startswith("megahour: There ")
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
@@ -54,8 +55,7 @@ def save(
     """Write and commit a checkpoint. Called by all ranks; returns once it is durable.
 
     Raises:
-        CheckpointError: the step is committed already.
-        OSError: no space is left, or the storage failed; nothing is committed then.
+        CheckpointError: the step is committed already, or the storage failed (no space left); nothing is committed.
     """
     final = directory(run_dir, step)
     partial = final.with_name(final.name + ".tmp")
@@ -69,7 +69,10 @@ def save(
                 shutil.rmtree(leftover)
     dist.barrier()
     model_state, optimizer_state = get_state_dict(model, optimizers)
-    save_distributed({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=partial)
+    try:
+        save_distributed({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=partial)
+    except CheckpointException as error:
+        raise CheckpointError(f"{partial} could not be written, and nothing was committed: {_first(error)}") from error
     described: list[dict[str, dict[str, Any]]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(described, _describe_own_files(partial, rank))
     files = {name: entry for part in described for name, entry in sorted(part.items())}
@@ -153,9 +156,16 @@ def set_aside(path: Path) -> Path:
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-    """Load weights and optimizer state into a model sharded over any number of ranks. Called by all of them."""
+    """Load weights and optimizer state into a model sharded over any number of ranks. Called by all of them.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read, or is of another shape than the model.
+    """
     model_state, optimizer_state = get_state_dict(model, optimizers)
-    load_distributed({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=checkpoint.path)
+    try:
+        load_distributed({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=checkpoint.path)
+    except CheckpointException as error:
+        raise CheckpointError(f"{checkpoint.path} cannot be loaded: {_first(error)}") from error
     set_state_dict(model, optimizers, model_state_dict=model_state, optim_state_dict=optimizer_state)
 
 
@@ -168,6 +178,12 @@ def load_weights(checkpoint: Checkpoint, model: nn.Module) -> dict[str, Tensor]:
     weights = {name: torch.empty_like(value) for name, value in model.state_dict().items()}
     try:
         load_distributed({"model": weights}, checkpoint_id=checkpoint.path, no_dist=True)
-    except Exception as error:
-        raise CheckpointError(f"{checkpoint.path} cannot be loaded into this model: {error}") from error
+    except CheckpointException as error:
+        raise CheckpointError(f"{checkpoint.path} cannot be loaded into this model: {_first(error)}") from error
     return weights
+
+
+def _first(error: CheckpointException) -> str:
+    """What the first rank that failed said; the rest is its stack."""
+    rank, (cause, _) = min(error.failures.items())
+    return f"rank {rank}: {type(cause).__name__}: {cause}"

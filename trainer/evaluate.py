@@ -32,11 +32,11 @@ from megahour.settings import Settings
 from megahour.simulators.model import SimulatorError, Snapshot
 from megahour.simulators.process import Simulator, open_simulator
 from megahour.storage import open_lake
+from megahour.success import wilson
 from megahour.warehouse.tables import stable_key
 from trainer.flow import seeded
 from trainer.policy import Policy, load_policies
 from trainer.predict import draw_foresight, foresee
-from trainer.wilson import wilson
 
 RENDER_SIZE = (128, 128)
 CONTROL_RATE_HZ = 80

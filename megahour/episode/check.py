@@ -10,7 +10,6 @@ from itertools import pairwise
 import numpy as np
 from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
 from google.protobuf.message import DecodeError
-from mcap.exceptions import McapError
 from mcap.reader import make_reader
 from mcap.records import Message
 from mcap.stream_reader import StreamReader
@@ -68,7 +67,7 @@ def _stock_messages(name: str, data: bytes) -> dict[int, list[Message]]:
             if isinstance(record, Message):
                 by_channel.setdefault(record.channel_id, []).append(record)
         summary = make_reader(BytesIO(data), validate_crcs=True).get_summary()
-    except (McapError, ValueError) as error:
+    except Exception as error:  # on damaged files it raises whatever comes: struct, zstd and Unicode errors too
         raise EpisodeError(
             "corrupt", f"{name}: the stock MCAP reader refuses it: {type(error).__name__} {error}"
         ) from error

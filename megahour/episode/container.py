@@ -41,9 +41,9 @@ class Message:
 
 def record_bytes(record: records.McapRecord) -> bytes:
     """A record as it lies in a file."""
-    builder = RecordBuilder()
+    builder: Any = RecordBuilder()
     record.write(builder)
-    data: bytes = builder.end()  # type: ignore[no-untyped-call]
+    data: bytes = builder.end()
     return data
 
 

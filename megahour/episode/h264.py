@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def encode(
         "tune": "fastdecode",
         "crf": f"{crf:g}",
         "forced-idr": "1",
-        "x264-params": "keyint=infinite:scenecut=0:bframes=0:threads=1:repeat-headers=1:annexb=1:aud=0",
+        "x264-params": "keyint=infinite:scenecut=0:bframes=0:threads=1:repeat-headers=1:annexb=1:aud=0" + _asm(),
     }
     to_yuv = VideoReformatter()
     coded = taken = 0
@@ -86,6 +87,17 @@ def encode(
             coded += 1
     if coded != taken:
         raise EpisodeError("frame_count", f"x264 returned {coded} access units for {taken} pictures")
+
+
+@lru_cache(maxsize=1)
+def _asm() -> str:
+    """Hold x264 to one instruction set, AVX2, wherever there is one.
+
+    With AVX-512 its macroblock tree reads beyond its rows, and the bytes differ from run to run; between other sets
+    they differ by rounding, so machines of one cluster would disagree.
+    """
+    cpu = Path("/proc/cpuinfo")
+    return ":asm=avx2" if cpu.exists() and " avx2 " in cpu.read_text() else ""
 
 
 def _yuv(reformatter: VideoReformatter, picture: Frames, size: Size) -> Any:
@@ -244,20 +256,23 @@ def encode_video(path: Path, frames: Iterable[Frames], rate_hz: float) -> None:
     """Write pictures `(height, width, 3)` uint8 RGB as a small MP4 that browsers play."""
     to_yuv = VideoReformatter()
     partial = path.with_name(f".{path.name}.tmp")
-    with av.open(str(partial), "w", format="mp4", options={"movflags": "+faststart"}) as container:
-        stream: Any = None
-        for i, picture in enumerate(frames):
-            size: Size = (picture.shape[0], picture.shape[1])
-            frame = _yuv(to_yuv, picture, size)
+    try:
+        with av.open(str(partial), "w", format="mp4", options={"movflags": "+faststart"}) as container:
+            stream: Any = None
+            for i, picture in enumerate(frames):
+                size: Size = (picture.shape[0], picture.shape[1])
+                frame = _yuv(to_yuv, picture, size)
+                if stream is None:
+                    stream = container.add_stream("libx264", rate=Fraction(rate_hz).limit_denominator(1001))
+                    stream.width, stream.height, stream.pix_fmt = frame.width, frame.height, "yuv420p"
+                    stream.codec_context.colorspace, stream.codec_context.color_range = BT601, LIMITED
+                    stream.options = {"preset": "veryfast", "crf": "23"}
+                    stream.codec_context.thread_count = 1
+                frame.pts = i
+                container.mux(stream.encode(frame))
             if stream is None:
-                stream = container.add_stream("libx264", rate=Fraction(rate_hz).limit_denominator(1001))
-                stream.width, stream.height, stream.pix_fmt = frame.width, frame.height, "yuv420p"
-                stream.codec_context.colorspace, stream.codec_context.color_range = BT601, LIMITED
-                stream.options = {"preset": "veryfast", "crf": "23"}
-                stream.codec_context.thread_count = 1
-            frame.pts = i
-            container.mux(stream.encode(frame))
-        if stream is None:
-            raise ValueError(f"{path.name} would have no pictures")
-        container.mux(stream.encode(None))
-    partial.replace(path)
+                raise ValueError(f"{path.name} would have no pictures")
+            container.mux(stream.encode(None))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

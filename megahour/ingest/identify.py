@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from megahour.ingest.plan import Batch, plan_key
-from megahour.ingest.verdict import GONE, Rejected, judge
+from megahour.ingest.verdict import Rejected, judge
 from megahour.sources import recording_id
 from megahour.sources.model import Recording
 from megahour.storage import Lake, head, stage
@@ -86,16 +86,23 @@ def _hash_of_what_there_is(recording: Recording, local: Callable[[str], Path]) -
     return digest.hexdigest()[:32]
 
 
-def already_ingested(lake: Lake, identities: Sequence[Identity]) -> set[str]:
-    """Ids of those recordings that have episodes: by content, or by name when the files are gone since."""
+def already_ingested(lake: Lake, ids: Iterable[str]) -> set[str]:
+    """Those of these recording ids that have episodes."""
     from megahour.warehouse.queries import query
 
-    ids = [identity.recording_id for identity in identities]
     sql = "SELECT DISTINCT recording_id FROM episodes WHERE recording_id IN (SELECT unnest(?))"
-    known = set(query(lake, sql, [ids]).column("recording_id").to_pylist())
-    gone = {one.recording.uri: one.recording_id for one in identities if one.rejected and one.rejected.reason == GONE}
-    if gone:
-        sql = "SELECT DISTINCT recording_uri FROM episodes WHERE recording_uri IN (SELECT unnest(?))"
-        named = query(lake, sql, [list(gone)]).column("recording_uri").to_pylist()
-        known |= {gone[uri] for uri in named}
-    return known
+    return set(query(lake, sql, [list(ids)])["recording_id"].to_pylist())
+
+
+def lost(lake: Lake, uris: Iterable[str]) -> set[str]:
+    """Those of these URIs, whose files are gone, that were entered as recordings and never became episodes.
+
+    Of the others nothing is missed: their content is ingested, under this name or as a copy under another.
+    """
+    from megahour.warehouse.queries import query
+
+    sql = (
+        "SELECT uri FROM recordings ANTI JOIN episodes USING (recording_id) "
+        "WHERE uri IN (SELECT unnest(?)) AND uri NOT IN (SELECT recording_uri FROM episodes)"
+    )
+    return set(query(lake, sql, [list(uris)])["uri"].to_pylist())

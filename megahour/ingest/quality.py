@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from megahour.episode.model import Frames, Series, TimesNs
 
-FROZEN_LEVEL = 3
-"""Grey levels (of 255) that re-encoding a still picture may move a scaled-down pixel by."""
+FROZEN_LEVEL = 4
+"""Grey levels (of 255) that coding a repeated picture again may move a scaled-down pixel by: on six real episodes this
+found 314 of the 328 frames that their camera had repeated bit for bit, and 6 others of 1,249."""
 LATE = 1.5
 """Median intervals after which the next frame is late: one was dropped."""
 IDLE_PER_S = 0.02

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from megahour.ingest.identify import Identity, already_ingested, identify
+from megahour.ingest.identify import Identity, already_ingested, identify, lost
 from megahour.ingest.land import digest
 from megahour.ingest.plan import Batch, write_batch
 from megahour.ingest.pool import Died, run_tasks
@@ -17,7 +17,7 @@ from megahour.ingest.quarantine import record_verdicts
 from megahour.ingest.scratch import scratch_folder
 from megahour.ingest.steps import active_steps, fitting_workers, machine_memory_mb
 from megahour.ingest.transcode import Ingested, Row, Task, transcode
-from megahour.ingest.verdict import WORKER_DIED, IngestError, Rejected, Skipped
+from megahour.ingest.verdict import GONE, WORKER_DIED, IngestError, Rejected, Skipped
 from megahour.settings import Settings
 from megahour.storage import Lake
 
@@ -66,7 +66,7 @@ class _Run:
         """Append the group's rows: the episodes first, so that what is in quarantine by then is known to be bad."""
         from megahour.warehouse.tables import append
 
-        known = already_ingested(self.lake, [self.identities[index] for index in group])
+        known = already_ingested(self.lake, [self.identities[index].recording_id for index in group])
         now = datetime.now(UTC)
         rows: dict[str, Row] = {}
         for index in group:
@@ -128,13 +128,17 @@ def _ingest(lake: Lake, settings: Settings, batch: Batch, scratch: Path, progres
 
 def _known_verdicts(lake: Lake, identities: Sequence[Identity]) -> dict[int, Verdict]:
     """Verdicts that need no work: content that has its episodes, and recordings that could not even be hashed."""
-    known = already_ingested(lake, identities)
+    known = already_ingested(lake, [identity.recording_id for identity in identities])
+    gone = {one.recording.uri for one in identities if one.rejected is not None and one.rejected.reason == GONE}
+    not_missed = gone - lost(lake, gone)
     verdicts: dict[int, Verdict] = {}
     for index, identity in enumerate(identities):
-        if identity.recording_id in known or identity.superseded:
-            verdicts[index] = Skipped(known=identity.recording_id in known)
+        if identity.recording.uri in not_missed:
+            verdicts[index] = Skipped(known=False)
         elif identity.rejected is not None:
             verdicts[index] = identity.rejected
+        elif identity.recording_id in known or identity.superseded:
+            verdicts[index] = Skipped(known=identity.recording_id in known)
     return verdicts
 
 

@@ -54,7 +54,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A recording with nothing to do: its content is ingested (`known`), or a later plan has more of it."""
+    """A recording with nothing to do: its content is ingested (`known`), it is gone, or a later plan has more of it."""
 
     known: bool
 

@@ -28,25 +28,26 @@ DIGESTED = ("mixture", "validation_share", "observation", "windows")
 def build_manifest(
     lake: Lake, recipe: Recipe, versions: Mapping[str, int] | None = None, scratch: Path | None = None
 ) -> Manifest:
-    """Build the manifest of a recipe, store it, and make it the recipe's latest.
+    """Build the manifest of a recipe, store it, and make it the recipe's latest unless it looks back.
 
     An episode that several components select belongs to the first of them. The split is by the episode's key, so an
-    episode stays on its side as others come. The same rows give the same digest, whenever and from whichever table
-    versions; what is stored under it already is then returned as it is.
+    episode stays on its side as others come, except in sets so small that one side would be empty. The same rows give
+    the same digest, whenever and from whichever table versions; what is stored under it is then returned as it is.
 
     Args:
-        versions: table to version; tables not named are read at their latest.
+        versions: table to version, to look back; tables not named, and without this all, are read at their latest.
+        scratch: folder of this node for the rows' file, where the lake is remote.
 
     Raises:
         ManifestError: the recipe selects nothing or not what can be trained on together, or its SQL is wrong.
         ValueError: a table has no such version.
     """
-    versions = {**table_versions(lake), **(versions or {})}
+    at = {**table_versions(lake), **(versions or {})}
     folder = f"manifests/{recipe.name}"
     place = lake.local_path(folder)
     if place is not None:
         place.mkdir(parents=True, exist_ok=True)
-    with connect(lake, versions) as con, tempfile.TemporaryDirectory(prefix=".building-", dir=place) as work:
+    with connect(lake, at) as con, tempfile.TemporaryDirectory(prefix=".building-", dir=place) as work:
         settle_revisions(con, "episodes")
         settle_revisions(con, "episode_quality")
         select(con, recipe)
@@ -75,13 +76,14 @@ def build_manifest(
                 action_dim=facts.action_dim,
                 robots=facts.robots,
                 normalization=normalization,
-                table_versions=versions,
+                table_versions=at,
                 created_at=datetime.now(UTC).isoformat(),
                 sha256=written.sha256,
                 size_bytes=path.stat().st_size,
             )
             _store_header(lake, f"{folder}/{digest}.json", header)
-    replace(lake, f"{folder}/latest", digest.encode())
+    if versions is None:
+        replace(lake, f"{folder}/latest", digest.encode())
     return load_manifest(lake, key, scratch)
 
 

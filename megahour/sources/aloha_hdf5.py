@@ -79,7 +79,8 @@ def _open(path: Path, key: str) -> h5py.File:
             raise SourceError(
                 "truncated", f"{key} is an empty file. Copy it again from where it was recorded"
             ) from error
-        raise SourceError("unreadable", f"{key} cannot be read as HDF5: {error}") from error
+        text = str(error).replace(str(path), key)
+        raise SourceError("unreadable", f"{key} cannot be read as HDF5: {text}. Record it again") from error
 
 
 def _length(file: h5py.File, key: str) -> int:

@@ -212,8 +212,14 @@ def _table(path: Path, key: str) -> pa.Table:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        reason = "truncated" if "magic bytes" in str(error) else "unreadable"
-        raise SourceError(reason, f"{key} cannot be read as Parquet, it may be cut short: {error}") from error
+        if path.read_bytes()[-4:] != b"PAR1":
+            raise SourceError(
+                "truncated",
+                f"{key} is cut short: a Parquet file ends in PAR1, and this one after {path.stat().st_size} bytes does "
+                "not. Copy it again from where it was recorded",
+            ) from error
+        text = str(error).replace(str(path), key)
+        raise SourceError("unreadable", f"{key} cannot be read as Parquet: {text}. Export it again") from error
     if table.num_rows == 0:
         raise SourceError("empty", f"{key} has no rows")
     return table

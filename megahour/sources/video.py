@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,8 +84,28 @@ def _opened(path: Path, key: str) -> Iterator[tuple[Any, Any]]:
             stream.codec_context.thread_count = 1
             yield container, stream
     except FFmpegError as error:
-        cut = "moov atom not found" in str(error) or path.stat().st_size == 0
+        if _is_cut_short(path):
+            raise SourceError(
+                "truncated",
+                f"{key} is cut short: it has {path.stat().st_size} bytes, fewer than its own boxes say. "
+                "Copy it again from where it was recorded",
+            ) from error
         raise SourceError(
-            "truncated" if cut else "unreadable",
-            f"{key} cannot be read as a video, it may be cut short: {error}. Copy it again from where it was recorded",
+            "unreadable", f"{key} cannot be read as a video: {error.strerror}. Export it again"
         ) from error
+
+
+def _is_cut_short(path: Path) -> bool:
+    """Whether an MP4 file ends before its last top-level box does (ISO/IEC 14496-12, 4.2), or has no `moov` yet."""
+    size, at, kinds = path.stat().st_size, 0, []
+    with path.open("rb") as file:
+        while at + 8 <= size:
+            file.seek(at)
+            length, kind = struct.unpack(">I4s", file.read(8))
+            if length == 1:
+                length = int.from_bytes(file.read(8), "big")
+            if length == 0 or not kind.isalnum():
+                break
+            kinds.append(kind)
+            at += max(length, 8)
+    return size == 0 or at > size or (b"ftyp" in kinds and b"moov" not in kinds)

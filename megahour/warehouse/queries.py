@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +39,8 @@ def connect(lake: Lake, versions: Mapping[str, int] | None = None) -> duckdb.Duc
     """
     import duckdb
 
-    spill = Path(tempfile.gettempdir()) / "megahour-duckdb"
+    # A folder of its own, which duckdb makes when it must spill: two databases in one take each other's files.
+    spill = Path(tempfile.gettempdir()) / f"megahour-duckdb-{secrets.token_hex(8)}"
     con = duckdb.connect(config={"temp_directory": str(spill), "python_enable_replacements": "false"})
     con.execute("SET TimeZone = 'UTC'")
     for table in TABLES:

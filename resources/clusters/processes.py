@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -45,3 +46,12 @@ def marked(variable: str, value: str) -> list[int]:
         if needle in environment.split(b"\0") and start_time(int(entry.name)) is not None:
             found.append(int(entry.name))
     return sorted(found)
+
+
+def started_at(pid: int) -> float | None:
+    """When the process started, in seconds since the epoch; None when there is none, or only its zombie."""
+    ticks = start_time(pid)
+    if ticks is None:
+        return None
+    booted = next(line for line in (PROC / "stat").read_text().splitlines() if line.startswith("btime"))
+    return float(booted.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")

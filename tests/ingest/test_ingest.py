@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from megahour.episode.check import check_episode
+from megahour.ingest.land import land_batch
 from megahour.ingest.measure import measure_batch
 from megahour.ingest.quarantine import QuarantineError, retry_quarantined
 from megahour.ingest.run import ingest_batch
@@ -105,19 +106,28 @@ def test_a_repaired_recording_is_ingested_and_released_by_itself(home: tuple[Lak
     assert len(rows(lake, "episodes")) == 1
 
 
-def test_files_that_vanished_after_planning_are_held(home: tuple[Lake, Settings]) -> None:
+def test_a_recording_that_was_entered_and_vanished_is_held(home: tuple[Lake, Settings]) -> None:
     lake, settings = home
     path = write_recording(landing(lake) / "toys/1.hdf5", 1)
     write_recording(landing(lake) / "toys/2.hdf5", 2)
     (batch,) = discovered(lake, settings)
+    land_batch(lake, settings, batch)
     path.unlink()
     report = ingest_batch(lake, settings, batch)
     assert (report.ingested, report.quarantined) == (1, 1)
     assert quarantine(lake) == {"landing/toys/1.hdf5": ("held", "gone")}
-    assert ingest_batch(lake, settings, batch).skipped == 1
-    (landing(lake) / "toys/2.hdf5").unlink()
-    report = ingest_batch(lake, settings, batch)
-    assert (report.skipped, report.quarantined) == (1, 1)
+
+
+def test_clearing_the_landing_zone_and_running_old_batches_again_holds_nothing(home: tuple[Lake, Settings]) -> None:
+    lake, settings = home
+    for name in ("1", "copy"):
+        write_recording(landing(lake) / f"toys/{name}.hdf5", 1)
+    ingest_all(lake, settings)
+    before = contents(lake)
+    shutil.rmtree(landing(lake) / "toys")
+    (report,) = ingest_all(lake, settings)
+    assert report.skipped == 2
+    assert contents(lake) == before
 
 
 def test_a_retry_that_fails_is_held_again_and_one_that_passes_is_released(home: tuple[Lake, Settings]) -> None:
@@ -198,3 +208,20 @@ def test_an_episode_that_cannot_be_measured_leaves_null_and_a_warning(home: tupl
     report = measure_batch(lake, settings, batch)
     assert (report.episodes, report.measured, len(report.warnings)) == (2, 2, 1)
     assert next(iter(report.warnings)).startswith("not opened: truncated:")
+
+
+def test_a_run_that_read_the_tables_too_early_appends_nothing_twice(
+    home: tuple[Lake, Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, settings = home
+    for seed in range(2):
+        write_recording(landing(lake) / f"toys/{seed}.hdf5", seed)
+    truncate(write_recording(landing(lake) / "toys/cut.hdf5", 9))
+    (batch,) = discovered(lake, settings)
+    ingest_batch(lake, settings, batch)
+    before = contents(lake)
+    # What another run saw that began at the same moment.
+    monkeypatch.setattr("megahour.ingest.run.already_ingested", lambda lake, ids: set())
+    monkeypatch.setattr("megahour.ingest.quarantine._latest", lambda lake, uris, ids: {})
+    assert ingest_batch(lake, settings, batch).ingested == 2
+    assert contents(lake) == before

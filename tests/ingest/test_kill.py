@@ -16,7 +16,7 @@ from megahour.storage import Lake
 from tests.ingest.recordings import contents, discovered, landing, make_lake, truncate, write_recording
 
 REPO = Path(__file__).parents[2]
-PARTS = 6
+PARTS = 4
 
 
 def make_batch(tmp_path: Path) -> tuple[Lake, Settings, str]:
@@ -81,7 +81,7 @@ def test_killed_again_and_again_at_random_moments(
 ) -> None:
     lake, settings, batch = make_batch(tmp_path)
     moments = random.Random(5)
-    for _ in range(5):
+    for _ in range(4):
         victim = start(lake, settings, batch)
         time.sleep(moments.uniform(0.6, 2.5))
         victim.kill()

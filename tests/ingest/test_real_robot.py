@@ -71,7 +71,7 @@ def drop_last_frame(path: Path) -> None:
 
     short = path.with_suffix(".short.mp4")
     with av.open(str(path)) as whole, av.open(str(short), "w") as out:
-        stream = out.add_stream_from_template(whole.streams.video[0])
+        stream = out.add_stream_from_template(whole.streams.video[0], opaque=True)
         packets = [packet for packet in whole.demux(video=0) if packet.dts is not None]
         for packet in packets[:-1]:
             packet.stream = stream
@@ -102,6 +102,7 @@ def test_a_missing_and_a_short_video_are_held_and_a_later_video_heals(tmp_path: 
     assert sum(report.ingested for report in ingest_all(lake, settings)) == 0
     assert contents(lake) == before
 
+    shutil.rmtree(landing(lake) / "g1/copy")
     missing.write_bytes(video)
     healed = ingest_all(lake, settings)
     assert sum(report.ingested for report in healed) == 1

@@ -131,9 +131,11 @@ def test_pinned_versions_give_the_manifest_of_then(lake: Lake) -> None:
     pinned = table_versions(lake)
     first = build_manifest(lake, a_recipe())
     append(lake, "episodes", [episode_row(99)], once="more")
-    assert build_manifest(lake, a_recipe()).key != first.key
+    second = build_manifest(lake, a_recipe())
+    assert second.key != first.key
     again = build_manifest(lake, a_recipe(), pinned)
     assert again.key == first.key
+    assert latest_key(lake, "demo") == second.key, "a look back is not the latest"
     assert first.header.table_versions == pinned
 
 

@@ -1,4 +1,4 @@
-"""The local cluster's promises: a job outlives its submitter, is started once, and is never taken for another process."""
+"""The local cluster: a job outlives its submitter, is started once, and is never taken for another process."""
 
 import json
 import os

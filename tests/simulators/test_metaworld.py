@@ -20,7 +20,7 @@ from megahour.simulators.process import Simulator, open_simulator
 pytestmark = pytest.mark.simulator
 
 TASK = "button-press-topdown-v3"
-DOWN = np.tile(np.float32([0.2, 1, 0.3, 1]), (6, 1))
+DOWN = np.tile(np.array([0.2, 1, 0.3, 1], np.float32), (6, 1))
 
 
 @pytest.fixture(scope="module")

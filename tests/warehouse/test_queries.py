@@ -52,6 +52,10 @@ def test_the_latest_revision_wins_in_any_order_of_arrival(lake: Lake, order: tup
     found = query(lake, "SELECT frames FROM episodes WHERE episode_id = 'e00000'").to_pylist()
     assert found == [{"frames": 4}]
     assert query(lake, "SELECT count(*) FROM episodes")[0][0].as_py() == 5
+    with connect(lake) as con:
+        settle_revisions(con, "episodes")
+        assert con.sql("SELECT frames FROM episodes WHERE episode_id = 'e00000'").fetchall() == [(4,)]
+        assert con.sql("SELECT count(*) FROM episodes").fetchall() == [(5,)]
 
 
 def test_compaction_and_settling_revisions_change_no_row(lake: Lake) -> None:

@@ -1,0 +1,1 @@
+"""What machines are: the laptop's set-up, demonstration and services."""

@@ -1,0 +1,1 @@
+"""One machine: installation, the demonstration, Dagster's services."""

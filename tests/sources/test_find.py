@@ -1,0 +1,111 @@
+"""Recordings are found among landed files, whatever lies beside them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from megahour.sources import Recording, SourceError, find_recordings, read_recording, recording_id
+from megahour.storage import list_files, open_lake, read_bytes
+from tests.samples import copy_g1, write_aloha
+
+
+def find(root: Path) -> list[Recording]:
+    lake = open_lake(root.as_uri())
+    return find_recordings(list_files(lake, "landing"), lambda key: read_bytes(lake, key))
+
+
+def test_two_sources_in_one_landing_zone(tmp_path: Path) -> None:
+    copy_g1(tmp_path / "landing/unitree/bottle", [2, 4])
+    write_aloha(tmp_path / "landing/sim/press/episode_0.hdf5")
+    write_aloha(tmp_path / "landing/sim/press/.episode_1.hdf5.tmp")
+    (tmp_path / "landing/sim/README.md").write_text("two episodes")
+    found = find(tmp_path)
+    assert [(r.uri, r.format, r.source, len(r.files), r.missing) for r in found] == [
+        ("landing/sim/press/episode_0.hdf5", "aloha_hdf5", "sim", 1, ()),
+        ("landing/unitree/bottle#episode=2", "lerobot_v21", "unitree", 2, ()),
+        ("landing/unitree/bottle#episode=4", "lerobot_v21", "unitree", 2, ()),
+    ]
+    assert found[0].size_bytes == (tmp_path / found[0].uri).stat().st_size
+    assert find_recordings([], lambda key: b"") == []
+
+
+def test_a_dataset_whose_metadata_has_not_come_yet_is_passed_over(tmp_path: Path) -> None:
+    copy_g1(tmp_path / "landing/g1", [0])
+    (tmp_path / "landing/g1/meta/info.json").unlink()
+    assert find(tmp_path) == []
+
+
+def test_identity_is_the_content(tmp_path: Path) -> None:
+    first = write_aloha(tmp_path / "landing/sim/a.hdf5", seed=1)
+    (tmp_path / "landing/other").mkdir()
+    shutil.copyfile(first, tmp_path / "landing/other/b.hdf5")
+    write_aloha(tmp_path / "landing/sim/c.hdf5", seed=2)
+    local = tmp_path.joinpath
+    ids = {recording.uri.rsplit("/", 1)[1]: recording_id(recording, local) for recording in find(tmp_path)}
+    assert ids["a.hdf5"] == ids["b.hdf5"] != ids["c.hdf5"]
+    assert all(len(name) == 32 and int(name, 16) >= 0 for name in ids.values())
+
+
+def test_identity_of_an_episode_of_a_dataset(tmp_path: Path) -> None:
+    copy_g1(tmp_path / "landing/g1", [0, 1])
+    copy_g1(tmp_path / "landing/elsewhere/again", [0])
+    local = tmp_path.joinpath
+    again, first, second = find(tmp_path)
+    before = recording_id(first, local)
+    assert recording_id(again, local) == before != recording_id(second, local)
+    meta = tmp_path / "landing/g1/meta/episodes.jsonl"
+    meta.write_text(meta.read_text().replace("yellow", "green"))
+    assert recording_id(find(tmp_path)[1], local) != before, "another task is another episode"
+
+
+def test_fingerprint_follows_the_files(tmp_path: Path) -> None:
+    copy_g1(tmp_path / "landing/g1", [0])
+    (before,) = find(tmp_path)
+    assert before.fingerprint == find(tmp_path)[0].fingerprint
+    (tmp_path / before.files[1].key).unlink()
+    (after,) = find(tmp_path)
+    assert after.missing == (before.files[1].key,)
+    assert after.fingerprint != before.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("info", "reason", "words"),
+    [
+        ("{", "unreadable", "metadata of landing/g1 cannot be used"),
+        ('{"codebase_version": "v3.0"}', "unknown_format", "version v3.0"),
+        ('{"codebase_version": "v2.1"}', "unreadable", "KeyError"),
+        (None, "unreadable", "KeyError: 'data_path'"),
+    ],
+)
+def test_a_dataset_with_broken_metadata_is_held_with_a_reason(
+    tmp_path: Path, info: str | None, reason: str, words: str
+) -> None:
+    copy_g1(tmp_path / "landing/g1", [0])
+    path = tmp_path / "landing/g1/meta/info.json"
+    if info is None:
+        kept = json.loads(path.read_text())
+        del kept["data_path"]
+        info = json.dumps(kept)
+    path.write_text(info)
+    (recording,) = find(tmp_path)
+    assert recording.uri == "landing/g1"
+    with pytest.raises(SourceError, match=words) as caught:
+        list(read_recording(recording, tmp_path.joinpath))
+    assert caught.value.reason == reason
+
+
+def test_recordings_of_formats_to_come_are_held_not_lost(tmp_path: Path) -> None:
+    for name in ("talk.mcap", "x.tfrecord-00000-of-00001", "old.bag"):
+        (tmp_path / "landing/ros").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "landing/ros" / name).write_bytes(b"bytes")
+    found = find(tmp_path)
+    assert len(found) == 3
+    for recording in found:
+        with pytest.raises(SourceError, match="cannot be imported") as caught:
+            list(read_recording(recording, tmp_path.joinpath))
+        assert caught.value.reason == "unknown_format"
+        assert recording_id(recording, tmp_path.joinpath)

@@ -1,0 +1,149 @@
+"""Windows: which are drawn, what is read, and what stays in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from megahour.episode.reader import open_episode
+from megahour.manifest.build import build_manifest
+from megahour.storage import Lake
+from tests.trainer.toy import RECIPE
+from trainer.config import model_config
+from trainer.data import Normalization, WindowReader, nearest, picture_batch, prefetch, rank_slice, to_batch
+
+PLENTY = 2**28
+
+
+def make_reader(lake: Lake, rows: pa.Table | None = None, memory_bytes: int = PLENTY) -> WindowReader:
+    rows = build_manifest(lake, RECIPE).rows("train") if rows is None else rows
+    return WindowReader(lake, rows, RECIPE.observation, RECIPE.windows, memory_bytes)
+
+
+def test_a_window_is_what_the_episode_holds_at_its_frames(toy_lake: Lake) -> None:
+    rows = build_manifest(toy_lake, RECIPE).rows("train")
+    reader = make_reader(toy_lake, rows)
+    samples = reader.read(np.array([[2, 5], [0, 0]]))
+    for n, (row, start) in enumerate([(2, 5), (0, 0)]):
+        episode = open_episode(toy_lake, rows.column("uri")[row].as_py())
+        frames = episode.frames("front", [start, start + 1, start + 2], (32, 32))
+        assert np.array_equal(samples.pictures[n, :, 0], frames)
+        assert np.array_equal(samples.states[n], episode.series("state").values[start].astype(np.float32))
+        assert np.array_equal(samples.actions[n], episode.series("action").values[start : start + 2].astype(np.float32))
+
+
+def test_without_room_in_memory_the_same_windows_are_read(toy_lake: Lake) -> None:
+    plenty, none = make_reader(toy_lake), make_reader(toy_lake, memory_bytes=0)
+    windows = plenty.draw((1, 2), 12)
+    for a, b in zip(vars(plenty.read(windows)).values(), vars(none.read(windows)).values(), strict=True):
+        assert np.array_equal(a, b)
+    assert not none._decoded
+
+
+def test_decoded_episodes_stay_within_the_budget(toy_lake: Lake) -> None:
+    episode_bytes = 14 * 32 * 32 * 3
+    reader = make_reader(toy_lake, memory_bytes=2 * episode_bytes + 100)
+    reader.read(reader.spread(100))
+    assert sum(pictures.nbytes for pictures in reader._decoded.values()) == 2 * episode_bytes
+
+
+def test_draws_follow_from_their_seed_and_stay_inside_the_episodes(toy_lake: Lake) -> None:
+    reader = make_reader(toy_lake)
+    assert np.array_equal(reader.draw((7, 1, 0), 50), reader.draw((7, 1, 0), 50))
+    assert not np.array_equal(reader.draw((7, 1, 0), 50), reader.draw((7, 2, 0), 50))
+    drawn = reader.draw((7, 1, 0), 4000)
+    # 14 frames and a span of 2 leave 12 windows
+    assert set(drawn[:, 1]) == set(range(12))
+    assert set(drawn[:, 0]) == set(range(reader._rows.num_rows))
+
+
+def test_weights_set_how_often_windows_are_drawn(toy_lake: Lake) -> None:
+    rows = build_manifest(toy_lake, RECIPE).rows("train")
+    weights = pa.array([3.0] + [1.0] * (rows.num_rows - 1))
+    rows = rows.set_column(rows.schema.get_field_index("weight"), "weight", weights)
+    counts = Counter(make_reader(toy_lake, rows).draw((0,), 20_000)[:, 0].tolist())
+    others = np.mean([counts[row] for row in range(1, rows.num_rows)])
+    assert counts[0] / others == pytest.approx(3.0, rel=0.1)
+
+
+def test_validation_windows_are_spread_over_all_episodes(toy_lake: Lake) -> None:
+    reader = make_reader(toy_lake)
+    windows = reader.spread(reader._rows.num_rows * 2)
+    assert set(windows[:, 0]) == set(range(reader._rows.num_rows))
+    everything = reader.spread(10_000)
+    assert len({tuple(w) for w in everything.tolist()}) == len(everything) == reader._rows.num_rows * 12
+
+
+def test_ranks_share_the_rows_without_a_gap_or_an_overlap() -> None:
+    rows = pa.table({"key": list(range(10))})
+    parts = [rank_slice(rows, rank, 4).column("key").to_pylist() for rank in range(4)]
+    assert [key for part in parts for key in part] == list(range(10))
+    assert [rank_slice(rows, rank, 11).num_rows for rank in range(11)] == [10] * 11
+
+
+def test_slices_of_a_manifest_do_not_copy_it(toy_lake: Lake) -> None:
+    rows = build_manifest(toy_lake, RECIPE).rows("train")
+    whole = rows.column("windows").chunk(0).buffers()[1].address
+    part = rank_slice(rows, 1, 2).column("windows").chunk(0).buffers()[1].address
+    assert whole == part
+
+
+def test_nearest_times_across_rates() -> None:
+    camera, joints = np.arange(0, 100, 33), np.arange(0, 100, 10)
+    assert nearest(joints, camera).tolist() == [0, 3, 7, 9]
+    assert nearest(np.array([0, 10]), np.array([5, -3, 99])).tolist() == [0, 0, 1]
+    assert nearest(np.array([7]), np.array([0, 100])).tolist() == [0, 0]
+
+
+def test_cameras_stand_side_by_side_in_the_order_of_the_recipe() -> None:
+    pictures = torch.zeros(1, 1, 2, 4, 4, 3, dtype=torch.uint8)
+    pictures[:, :, 1] = 255
+    batch = picture_batch(pictures)
+    assert batch.shape == (1, 3, 1, 4, 8)
+    assert torch.equal(batch[..., :4], torch.full((1, 3, 1, 4, 4), -1.0))
+    assert torch.equal(batch[..., 4:], torch.full((1, 3, 1, 4, 4), 1.0))
+
+
+def test_batches_are_normalised_padded_and_shrunk(toy_lake: Lake) -> None:
+    header = build_manifest(toy_lake, RECIPE).header
+    reader = make_reader(toy_lake)
+    config = model_config("nano", state_dim=5, action_dim=6)
+    batch = to_batch(
+        reader.read(reader.spread(1000)), Normalization.of(header.normalization), config, torch.device("cpu")
+    )
+    assert batch.future.shape[-2:] == (16, 16) and batch.clean.shape[-2:] == (32, 32)
+    assert batch.states.shape[1:] == (1, 5) and batch.actions.shape[1:] == (2, 6)
+    assert not batch.states[..., 2:].any() and not batch.actions[..., 2:].any()
+    assert batch.states[..., :2].mean().abs() < 0.3
+    assert batch.actions[..., :2].std() == pytest.approx(1.0, abs=0.2)
+
+
+def test_a_column_that_never_moves_does_not_divide_by_nothing() -> None:
+    part = {"mean": [1.0], "std": [0.0]}
+    assert Normalization.of({"state": part, "action": part}).state_std.item() == pytest.approx(1e-2)
+
+
+def test_prefetched_samples_are_those_of_their_step_and_errors_reach_the_step(toy_lake: Lake, tmp_path: Path) -> None:
+    reader = make_reader(toy_lake)
+    got = list(prefetch(reader, 3, 1, range(2, 5), 4))
+    for step, samples in zip(range(2, 5), got, strict=True):
+        assert np.array_equal(samples.states, reader.read(reader.draw((3, step, 1), 4)).states)
+    rows = build_manifest(toy_lake, RECIPE).rows("train")
+    lost = pa.array(["episodes/none.mcap"] * rows.num_rows)
+    broken = make_reader(toy_lake, rows.set_column(rows.schema.get_field_index("uri"), "uri", lost))
+    with pytest.raises(Exception, match="none"):
+        next(prefetch(broken, 0, 0, range(3), 2))
+
+
+def test_leaving_early_stops_the_thread_that_reads_ahead(toy_lake: Lake) -> None:
+    import threading
+
+    steps = prefetch(make_reader(toy_lake), 0, 0, range(1000), 2)
+    next(steps)
+    steps.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
