@@ -1,0 +1,1 @@
+"""One program per claim: `python -m benchmarks.NAME [--quick] [--json FILE]`. Conditions stand beside the figures."""

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,7 +178,10 @@ def load_weights(checkpoint: Checkpoint, model: nn.Module) -> dict[str, Tensor]:
     """
     weights = {name: torch.empty_like(value) for name, value in model.state_dict().items()}
     try:
-        load_distributed({"model": weights}, checkpoint_id=checkpoint.path, no_dist=True)
+        with warnings.catch_warnings():
+            # torch warns that there is one process, which is what was asked for
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            load_distributed({"model": weights}, checkpoint_id=checkpoint.path, no_dist=True)
     except CheckpointException as error:
         raise CheckpointError(f"{checkpoint.path} cannot be loaded into this model: {_first(error)}") from error
     return weights

@@ -1,0 +1,57 @@
+"""The README says what is: its settings table, its commands and its pictures."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from megahour.manifest.recipe import Recipe
+from megahour.settings import Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def settings_table() -> str:
+    """The table as the README must hold it."""
+    lines = ["| variable | default | what |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        default = "" if field.default in (None, "") else f"`{field.default}`"
+        lines.append(f"| `MEGAHOUR_{name.upper()}` | {default} | {field.description} |")
+    return "\n".join(lines)
+
+
+def test_the_settings_table_lists_every_setting_with_its_default() -> None:
+    table = README.split("<!-- settings -->")[1].split("<!-- /settings -->")[0].strip()
+    assert table == settings_table(), f"Put this table into the README:\n{settings_table()}"
+
+
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"^    (megahour [a-z][^#\n]*)", README, re.MULTILINE))))
+def test_every_command_shown_exists_with_the_options_shown(command: str) -> None:
+    from megahour.cli import app
+
+    words = shlex.split(re.sub(r"<\w+>", "x", command))[1:]
+    shown = CliRunner().invoke(app, [*(word for word in words[:2] if word.isalpha() and word != "x"), "--help"])
+    assert shown.exit_code == 0, shown.output
+    for option in (word for word in words if word.startswith("--")):
+        assert option in shown.output
+
+
+def test_every_picture_and_room_named_exists() -> None:
+    for path in re.findall(r"\]\((docs/[^)]+)\)", README):
+        assert (ROOT / path).is_file(), path
+    for room in re.findall(r"^\| `(\w+)/`", README, re.MULTILINE):
+        assert (ROOT / room).is_dir(), room
+
+
+def test_the_recipe_shown_is_a_recipe() -> None:
+    import yaml
+
+    text = re.search(r"```yaml\n(.*?)```", README, re.DOTALL)
+    assert text is not None
+    recipe = Recipe.model_validate(yaml.safe_load(text.group(1)))
+    assert recipe.train is not None and recipe.train.launch and recipe.evaluate is not None
