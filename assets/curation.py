@@ -6,7 +6,7 @@ from dataclasses import asdict
 import dagster as dg
 
 from assets.ingest import episode_quality, episodes
-from assets.metadata import picture, table
+from assets.metadata import picture, rounded, table
 from assets.partitions import DATA_TEAM, TRAINING_TEAM, recipes
 from resources.lake import LakeResource
 
@@ -17,7 +17,7 @@ from resources.lake import LakeResource
     owners=DATA_TEAM,
     kinds={"duckdb"},
     description=(
-        "The view `curated`: every episode with its quality beside. Nothing is copied; a materialization pins the "
+        "All episodes with their quality beside: the view `curated`. Nothing is copied; a materialization pins the "
         "versions of the tables under it."
     ),
 )
@@ -32,16 +32,14 @@ def curated_episodes(lake: LakeResource) -> dg.MaterializeResult[None]:
     return dg.MaterializeResult(
         data_version=dg.DataVersion(json.dumps(versions, sort_keys=True)),
         metadata={
-            "dagster/row_count": sum(kind.episodes for kind in found.kinds),
-            "hours": sum(kind.hours for kind in found.kinds),
-            "frames": sum(kind.frames for kind in found.kinds),
-            "robots": len({kind.robot for kind in found.kinds}),
-            "kinds": table(
-                map(asdict, found.kinds), ["source", "robot", "task", "episodes", "succeeded", "hours", "frames"]
-            ),
-            "table_versions": versions,
             "contact_sheet": picture(contact_sheet(root, found.examples), "curated episodes"),
             "durations": picture(histogram(found.durations_s, "Duration of episodes, s"), "durations"),
+            "kinds": table(map(asdict, found.kinds), ["task", "robot", "episodes", "succeeded", "hours"]),
+            "dagster/row_count": sum(kind.episodes for kind in found.kinds),
+            **rounded({"hours": sum(kind.hours for kind in found.kinds)}),
+            "frames": sum(kind.frames for kind in found.kinds),
+            "robots": len({kind.robot for kind in found.kinds}),
+            "table_versions": versions,
         },
     )
 
@@ -73,17 +71,17 @@ def manifest(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.Materi
     return dg.MaterializeResult(
         data_version=dg.DataVersion(header.digest),
         metadata={
-            "dagster/row_count": header.rows,
-            "windows": sum(header.windows_by_split.values()),
-            "size_bytes": header.size_bytes,
-            "too_short": header.too_short,
-            "digest": header.digest,
-            "key": built.key,
             "splits": table(splits, ["split", "episodes", "windows"]),
             "components": table(
                 [{"component": name, "episodes": rows} for name, rows in header.rows_by_component.items()],
                 ["component", "episodes"],
             ),
+            "dagster/row_count": header.rows,
+            "windows": sum(header.windows_by_split.values()),
+            "too_short": header.too_short,
+            "size_bytes": header.size_bytes,
+            "digest": header.digest,
+            "key": built.key,
             "table_versions": header.table_versions,
             "recipe": dg.MetadataValue.md(f"```yaml\n{header.recipe_text}\n```"),
         },

@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.metadata import picture, table
+from assets.metadata import picture, rounded, table
 from assets.partitions import RUN_TAG, STEP_TAG, TRAINING_TEAM, runs
 from assets.training import checkpoint
 from megahour.runs import committed_steps
@@ -25,7 +25,7 @@ ONE_RUN_EACH = dg.BackfillPolicy.multi_run(max_partitions_per_run=1)
     group_name="evaluation",
     owners=TRAINING_TEAM,
     kinds={"torch"},
-    description="The model alone, as one safetensors file and one `.pt`: what a robot or a paper needs, no optimizer.",
+    description="The model alone, in one safetensors and one pt file: what a robot or a paper needs, no optimizer.",
 )
 def exported_weights(
     context: dg.AssetExecutionContext, lake: LakeResource, trainer: TrainerResource
@@ -57,14 +57,14 @@ def exported_weights(
     owners=TRAINING_TEAM,
     kinds={"mujoco", "deltalake"},
     description=(
-        "Rollouts on held-out starts, beside an untrained and a blind control, and held-out video prediction beside "
-        "copying the last frame. One row per rollout. A finished evaluation of a step is read, not repeated."
+        "Success in a simulator on held-out starts, beside an untrained and a blind control, and held-out video "
+        "prediction beside copying the last frame. One row per rollout. A finished evaluation is read, not repeated."
     ),
 )
 def evaluation(
     context: dg.AssetExecutionContext, lake: LakeResource, trainer: TrainerResource
 ) -> dg.MaterializeResult[None]:
-    from megahour.pictures import success_chart
+    from megahour.pictures import film, success_chart
     from megahour.warehouse.tables import append
 
     run_dir = lake.settings.runs_dir / context.partition_key
@@ -79,12 +79,21 @@ def evaluation(
     pictures: dict[str, Any] = {}
     if summary["success"]:
         pictures["success_chart"] = picture(success_chart(summary), "success")
+    if (video := shown_video(folder, rows)) is not None:
+        pictures["rollout"] = picture(film(video), video.stem)
     if (folder / "prediction.png").exists():
         pictures["prediction"] = picture((folder / "prediction.png").read_bytes(), "predicted and real frames")
     return dg.MaterializeResult(
         data_version=dg.DataVersion(f"{context.partition_key}.{step}"),
         tags={RUN_TAG: context.partition_key, STEP_TAG: str(step)},
-        metadata={"step": step, **figures(summary), **pictures, "videos": videos(folder)},
+        metadata={
+            **success_table(summary),
+            **pictures,
+            "step": step,
+            **figures(summary),
+            "versions": summary.get("versions") or {},
+            "videos": videos(folder),
+        },
     )
 
 
@@ -112,21 +121,40 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
     return [row | {"evaluated_at": datetime.fromisoformat(row["evaluated_at"])} for row in rows]
 
 
-def figures(summary: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of a summary by name, so that they plot over runs, and the table of success rates."""
-    found: dict[str, Any] = {}
+def figures(summary: dict[str, Any]) -> dict[str, int | float]:
+    """The numbers of a summary by name, so that they plot over runs."""
+    found: dict[str, int | float] = {}
     for policy, rate in summary["success"].items():
         found[f"success_{policy}"] = rate["k"] / rate["n"] if rate["n"] else 0.0
-        found[f"rollouts_{policy}"] = rate["n"]
     for name, decibels in (summary.get("video_db") or {}).items():
         found[f"video_db_{name}"] = float(decibels)
     if summary.get("validation_loss") is not None:
         found["validation_loss"] = float(summary["validation_loss"])
-    rates = [{"policy": policy, **rate} for policy, rate in summary["success"].items()]
-    if rates:
-        found["success"] = table(rates, ["policy", "k", "n", "low", "high"])
     found["errors"] = sum((summary.get("errors") or {}).values())
-    return found
+    return rounded(found)
+
+
+def success_table(summary: dict[str, Any]) -> dict[str, dg.MarkdownMetadataValue]:
+    """Success of each policy with its Wilson interval; nothing without a simulator."""
+    rates = [
+        {
+            "policy": policy,
+            "success": f"{rate['k']}/{rate['n']}",
+            "95% interval": f"{rate['low']:.0%} to {rate['high']:.0%}",
+            "at the end": rate.get("at_end"),
+            "errors": rate.get("errors"),
+        }
+        for policy, rate in summary["success"].items()
+    ]
+    return {"success": table(rates, list(rates[0]))} if rates else {}
+
+
+def shown_video(folder: Path, rows: list[dict[str, Any]]) -> Path | None:
+    """The video of one rollout of the trained policy, of one that succeeded if there is any."""
+    filmed = [row for row in rows if row["policy"] == "trained" and row.get("video")]
+    filmed.sort(key=lambda row: not row["success_once"])
+    found = (folder / "videos" / Path(row["video"]).name for row in filmed)
+    return next((path for path in found if path.exists()), None)
 
 
 def videos(folder: Path) -> dg.MarkdownMetadataValue:

@@ -1,8 +1,11 @@
 """From what landed to episodes and their quality signals, batch by batch."""
 
+from collections import Counter
+from dataclasses import asdict
+
 import dagster as dg
 
-from assets.metadata import numbers, picture
+from assets.metadata import numbers, picture, table
 from assets.partitions import DATA_TEAM, ingest_batches
 from resources.lake import LakeResource
 
@@ -49,6 +52,7 @@ def episodes(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.Materi
     from megahour.ingest.plan import read_batch
     from megahour.ingest.run import ingest_batch
     from megahour.pictures import contact_sheet
+    from megahour.warehouse.overview import overview
 
     def progress(done: int, of: int, what: str) -> None:
         context.log.info(f"{done}/{of} {what}")
@@ -57,7 +61,24 @@ def episodes(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.Materi
     keys = context.partition_keys
     reports = [ingest_batch(root, lake.settings, read_batch(root, key), progress) for key in keys]
     sheet = contact_sheet(root, episodes_of(root, keys, SHEET_EPISODES))
-    return dg.MaterializeResult(metadata={**numbers(*reports), "contact_sheet": picture(sheet, "episodes")})
+    rejected = [
+        {"reason": reason, "recording": uri, "error": error}
+        for report in reports
+        for uri, reason, error in report.rejected
+    ]
+    # What the batches hold by now: the report alone says nothing of episodes that were there before.
+    kinds = overview(root, batches=keys).kinds
+    held = {"episodes": sum(kind.episodes for kind in kinds), "frames": sum(kind.frames for kind in kinds)}
+    bad = {"quarantine": table(rejected, ["reason", "recording", "error"])} if rejected else {}
+    return dg.MaterializeResult(
+        metadata={
+            "contact_sheet": picture(sheet, "episodes"),
+            "kinds": table(map(asdict, kinds), ["task", "robot", "episodes", "succeeded", "hours"]),
+            **bad,
+            **numbers(*reports),
+            **held,
+        },
+    )
 
 
 @dg.asset(
@@ -78,4 +99,9 @@ def episode_quality(context: dg.AssetExecutionContext, lake: LakeResource) -> dg
 
     root = lake.open()
     reports = [measure_batch(root, lake.settings, read_batch(root, key)) for key in context.partition_keys]
-    return dg.MaterializeResult(metadata=numbers(*reports))
+    counts: Counter[str] = Counter()
+    for report in reports:
+        counts.update(report.warnings)
+    warned = [{"warning": name, "episodes": count} for name, count in counts.most_common()]
+    noticed = {"warnings": table(warned, ["warning", "episodes"])} if warned else {}
+    return dg.MaterializeResult(metadata={**noticed, **numbers(*reports)})

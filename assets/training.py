@@ -58,7 +58,11 @@ def training_run(
             "run_dir": dg.MetadataValue.path(str(run_dir)),
             "config": dg.MetadataValue.json(intent.config),
             "attempts": table(
-                (vars(attempt) for attempt in read_attempts(run_dir)), ["attempt", "job_id", "cluster", "submitted_at"]
+                (
+                    {**vars(attempt), "submitted": attempt.submitted_at[:19].replace("T", " ")}
+                    for attempt in read_attempts(run_dir)
+                ),
+                ["attempt", "job_id", "cluster", "submitted"],
             ),
         },
     )
@@ -98,7 +102,7 @@ checkpoint = dg.AssetSpec(
     owners=TRAINING_TEAM,
     kinds={"torch"},
     description=(
-        "A committed checkpoint, reported by the sensor `observe_training` once each. It carries its manifest digest, "
-        "table versions and run key: `megahour lineage <run>`."
+        "Committed checkpoints, each reported once, by the sensor `observe_training`. A checkpoint carries its "
+        "manifest digest, table versions and run key: `megahour lineage <run>` tells the rest."
     ),
 )

@@ -17,7 +17,7 @@ from megahour.warehouse.tables import stable_key
 if TYPE_CHECKING:
     import duckdb
 
-EPISODE_COLUMNS = ("episode_id", "uri", "etag", "split", "component", "weight", "recording_id")
+EPISODE_COLUMNS = ("episode_id", "uri", "etag", "sha256", "split", "component", "weight", "recording_id")
 RECORDING_COLUMNS = ("recording_id", "uri", "source", "format", "size_bytes", "batch", "landed_at")
 
 

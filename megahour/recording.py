@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import h5py
 
-from megahour.runs import sync_directory
+from megahour.files import sync_directory, sync_file
 from megahour.simulators.model import Demonstration
 from megahour.simulators.process import Simulator, open_simulator
 
@@ -122,8 +121,7 @@ def write_recording(path: Path, demonstration: Demonstration, facts: dict[str, s
         file.attrs["action_noise"] = ACTION_NOISE
         for name, value in facts.items():
             file.attrs[name] = value
-    with partial.open("rb") as written:
-        os.fsync(written.fileno())
+    sync_file(partial)
     partial.replace(path)
     sync_directory(path.parent)
 

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from megahour.files import write_atomically
+
 Json = dict[str, Any]
 
 
@@ -60,7 +62,9 @@ def write_intent(runs_dir: Path, intent: Intent) -> Path:
     if target.exists():
         stored = read_intent(run_dir)
         if (stored.manifest_digest, stored.config, stored.seed) != (intent.manifest_digest, intent.config, intent.seed):
-            raise ValueError(f"{target} holds another run under the key {intent.run_key}: the directory was tampered with")
+            raise ValueError(
+                f"{target} holds another run under the key {intent.run_key}: the directory was tampered with"
+            )
         return run_dir
     write_atomically(target, json.dumps(asdict(intent), indent=2, sort_keys=True).encode())
     return run_dir
@@ -73,26 +77,6 @@ def read_intent(run_dir: Path) -> Intent:
         FileNotFoundError: there is no run in this directory.
     """
     return Intent(**json.loads((run_dir / "intent.json").read_text()))
-
-
-def write_atomically(target: Path, data: bytes) -> None:
-    """Put `data` at `target` so that a reader sees the old content or the new, after a crash too."""
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    with partial.open("wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-    partial.replace(target)
-    sync_directory(target.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Make a rename in this directory last through a power cut."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def append_event(run_dir: Path, kind: str, **fields: Any) -> None:

@@ -11,7 +11,6 @@ import fcntl
 import filecmp
 import hashlib
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, S3Store
 
-from megahour.runs import sync_directory
+from megahour.files import sha256_of, sync_directory, sync_file, unfinished, write_atomically
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -197,10 +196,21 @@ def replace(lake: Lake, key: str, data: bytes) -> FileRef:
     if target is None:
         obstore.put(lake.store, key, data)
     else:
-        partial = _write_partial(target, lambda out: out.write(data))
-        partial.replace(target)
-        sync_directory(target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, data)
     return _require(lake, key)
+
+
+def sha256(lake: Lake, key: str) -> str:
+    """The sha256 of a file's bytes, in hexadecimal.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    digest = hashlib.sha256()
+    for part in obstore.get(lake.store, key).stream(min_chunk_size=STAGE_RANGE_BYTES):
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def stage(lake: Lake, key: str, folder: Path, sha256: str = "") -> Path:
@@ -227,7 +237,7 @@ def stage(lake: Lake, key: str, folder: Path, sha256: str = "") -> Path:
     return target
 
 
-def _download(lake: Lake, ref: FileRef, target: Path, sha256: str) -> None:
+def _download(lake: Lake, ref: FileRef, target: Path, expected: str) -> None:
     partial = target.with_name(f".{target.name}.tmp")
     with partial.open("wb") as out:
         out.truncate(ref.size_bytes)
@@ -243,11 +253,8 @@ def _download(lake: Lake, ref: FileRef, target: Path, sha256: str) -> None:
         with ThreadPoolExecutor(STAGE_THREADS) as threads:
             list(threads.map(fetch, range(0, ref.size_bytes, STAGE_RANGE_BYTES)))
         os.fsync(out.fileno())
-    with partial.open("rb") as staged:
-        if sha256 and (found := hashlib.file_digest(staged, "sha256").hexdigest()) != sha256:
-            raise OSError(
-                f"{lake.url(ref.key)} was read with the sha256 {found}, and {sha256} was stored: read it again"
-            )
+    if expected and (found := sha256_of(partial)) != expected:
+        raise OSError(f"{lake.url(ref.key)} was read with the sha256 {found}, and {expected} was stored: read it again")
     partial.rename(target)
     sync_directory(target.parent)
 
@@ -274,27 +281,14 @@ def _create(
 def _link_new(target: Path, fill: Callable[[IO[bytes]], Any]) -> None:
     if target.exists():
         raise FileExistsError(target)
-    partial = _write_partial(target, fill)
-    try:
-        # A link, unlike a rename, fails when the name is taken.
-        os.link(partial, target)
-    finally:
-        partial.unlink()
-    sync_directory(target.parent)
-
-
-def _write_partial(target: Path, fill: Callable[[IO[bytes]], Any]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
+    with unfinished(target) as partial:
         with partial.open("wb") as out:
             fill(out)
-            out.flush()
-            os.fsync(out.fileno())
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    return partial
+        sync_file(partial)
+        # A link, unlike a rename, fails when the name is taken.
+        os.link(partial, target)
+    sync_directory(target.parent)
 
 
 def _equals_file(lake: Lake, key: str, path: Path) -> bool:

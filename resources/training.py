@@ -10,13 +10,18 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from megahour.files import sync_directory
 from megahour.manifest.recipe import Recipe
-from megahour.runs import Intent, code_version, read_intent, run_key, sync_directory
+from megahour.runs import Intent, code_version, read_intent, run_key
 from megahour.storage import Lake
 from resources.clusters.protocol import Cluster, JobSpec, JobState
 
 MAX_RESTARTS = 3
 """How often torchrun restarts its ranks before the attempt has failed."""
+
+TORCHRUN_ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""In the store that torchrun keeps over restarts, new ranks find the addresses of dead ones, and may use up all
+restarts on them (pytorch/pytorch#135712): each restart gets a store of its own."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ def launch(cluster: Cluster, name: str, run_dir: Path, processes: int, up_to: in
             return Launch(last.attempt, last.job_id, state, started=False)
     number = 1 if last is None else last.attempt + 1
     command = training_command(run_dir, processes)
-    env = {"MEGAHOUR_ATTEMPT": str(number)}
+    env = {**TORCHRUN_ENVIRONMENT, "MEGAHOUR_ATTEMPT": str(number)}
     job_id = cluster.submit(JobSpec(run_dir.name, number, command, run_dir, env, processes))
     record_attempt(run_dir, Attempt(number, job_id, name, datetime.now(UTC).isoformat()))
     return Launch(number, job_id, cluster.state(job_id), started=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from assets.metadata import picture
+from assets.metadata import picture, rounded
 from assets.partitions import EVENT_TAG, RUN_TAG, STEP_TAG, runs
 from jobs.asset_jobs import train_job
 from jobs.requests import launch_request
@@ -123,7 +123,7 @@ def new_observations(intent: Intent, found: list[Point], instance: dg.DagsterIns
                 "training_run",
                 partition=intent.run_key,
                 description=f"{point.kind} at step {point.event.get('step')}",
-                metadata={**metrics(point.event), **text},
+                metadata={**rounded(metrics(point.event)), **text},
                 tags={RUN_TAG: intent.run_key, EVENT_TAG: point.event_id},
             )
 
@@ -148,13 +148,13 @@ def new_checkpoints(run_dir: Path, intent: Intent, instance: dg.DagsterInstance)
             partition=intent.run_key,
             description=f"{intent.recipe}, step {step}",
             metadata={
-                **metrics_at(step, until),
+                "loss_curve": picture(loss_curve(until), "loss"),
+                **rounded(metrics_at(step, until)),
                 "size_bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
                 "recipe": intent.recipe,
                 "manifest_digest": intent.manifest_digest,
                 "table_versions": intent.table_versions,
                 "folder": dg.MetadataValue.path(str(folder)),
-                "loss_curve": picture(loss_curve(until), "loss"),
             },
             tags={RUN_TAG: intent.run_key, STEP_TAG: str(step), "dagster/data_version": f"{intent.run_key}.{step}"},
         )

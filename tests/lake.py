@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def episode_row(index: int, **changes: Any) -> Row:
         "uri": f"episodes/2026-01-02/e{index:05d}.mcap",
         "etag": f'"{index}"',
         "size_bytes": 1000 + index,
+        "sha256": hashlib.sha256(str(index).encode()).hexdigest(),
         "recording_bytes": 5000,
         "robot": "sawyer",
         "task": "press",

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from megahour.episode.model import Camera, EpisodeFacts, RawEpisode, Series
+from megahour.episode.model import Camera, EpisodeFacts, Frames, RawEpisode, Series
 
 G1 = "unitree_g1_lerobot_v21"
 FACTS = EpisodeFacts("0123456789abcdef", "sawyer", "press the button", "lab", "aloha_hdf5", 30.0, True, {"seed": "7"})
@@ -141,3 +142,8 @@ def psnr_db(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> float:
     difference = one.astype(np.int32) - other
     error = float(np.mean(difference * difference))
     return float("inf") if error == 0 else 10 * float(np.log10(255**2 / error))
+
+
+def rgb(frame: av.VideoFrame) -> Frames:
+    """A decoded frame as `(height, width, 3)` uint8."""
+    return np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)

@@ -233,6 +233,8 @@ def test_quarantine_lists_the_broken_one_and_plans_another_try(cli: Cli) -> None
 def test_a_manifest_is_shown_with_its_digest_and_rows(cli: Cli, house: House) -> None:
     shown = json.loads(cli("manifest", "show", "press", "--rows", "--json")[1])
     assert shown["digest"] == house.digest and shown["rows"] == len(shown["episodes"]) == 2
+    listed = {row["episode_id"]: row["sha256"] for row in json.loads(cli("episodes", "ls", "--json")[1])}
+    assert all(row["sha256"] == listed[row["episode_id"]] for row in shown["episodes"])
     assert json.loads(cli("manifest", "show", "press", "--digest", house.digest[:8], "--json")[1])["rows"] == 2
     assert house.digest in cli("manifest", "show", "press")[1]
     code, _, err = cli("manifest", "show", "pour")
@@ -244,9 +246,10 @@ def test_lineage_goes_from_run_to_recordings_and_back(cli: Cli) -> None:
     assert [checkpoint["step"] for checkpoint in found["checkpoints"]] == [50]
     assert {row["uri"] for row in found["recordings"]} == {f"landing/bench/demos/episode_{i}.hdf5" for i in (0, 1)}
     assert json.loads(cli("lineage", "--json")[1])["run"]["run_key"] == RUN, "the latest run by default"
-    episode = found["episodes"][0]["episode_id"]
+    episode, content = (found["episodes"][0][name] for name in ("episode_id", "sha256"))
     back = json.loads(cli("lineage", "--episode", episode, "--json")[1])
     assert RUN in {run["run_key"] for run in back["runs"]}
+    assert back["episode"]["sha256"] == content
     text = cli("lineage", RUN)[1]
     assert "episode_0.hdf5" in text and RUN in text
     assert cli("lineage", RUN, "--episode", episode)[0] == 1

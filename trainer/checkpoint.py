@@ -7,9 +7,7 @@ never written into twice. Saved on any number of ranks, a checkpoint loads on an
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Sequence
@@ -26,9 +24,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.optim import Optimizer
 
-from megahour.runs import committed_steps, sync_directory, write_atomically
-
-CHUNK_BYTES = 8 * 2**20
+from megahour.files import sha256_of, sync_directory, sync_file, write_atomically
+from megahour.runs import committed_steps
 
 
 class CheckpointError(RuntimeError):
@@ -93,18 +90,9 @@ def _describe_own_files(partial: Path, rank: int) -> dict[str, dict[str, Any]]:
     own = sorted(partial.glob(f"__{rank}_*.distcp")) + ([partial / ".metadata"] if rank == 0 else [])
     described = {}
     for path in own:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        described[path.name] = {"size_bytes": path.stat().st_size, "sha256": _sha256(path)}
+        sync_file(path)
+        described[path.name] = {"size_bytes": path.stat().st_size, "sha256": sha256_of(path)}
     return described
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def verify(path: Path) -> Checkpoint:
@@ -128,7 +116,7 @@ def verify(path: Path) -> Checkpoint:
             raise CheckpointError(
                 f"{file} has {file.stat().st_size} bytes, and had {entry['size_bytes']} when committed"
             )
-        if _sha256(file) != entry["sha256"]:
+        if sha256_of(file) != entry["sha256"]:
             raise CheckpointError(f"{file} is not what was committed: its sha256 differs")
     facts = {key: value for key, value in manifest.items() if key not in ("files", "step")}
     return Checkpoint(path, manifest["step"], facts, sum(entry["size_bytes"] for entry in files.values()))

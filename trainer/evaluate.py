@@ -25,9 +25,10 @@ import torch
 from numpy.typing import NDArray
 
 from megahour.episode.h264 import encode_video
+from megahour.files import write_atomically
 from megahour.manifest.load import load_manifest
 from megahour.manifest.recipe import Evaluate
-from megahour.runs import read_intent, write_atomically
+from megahour.runs import read_intent
 from megahour.settings import Settings
 from megahour.simulators.model import SimulatorError, Snapshot
 from megahour.simulators.process import Simulator, open_simulator

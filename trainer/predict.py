@@ -29,6 +29,8 @@ from trainer.model import WorldActionModel
 
 HELD_OUT_WINDOWS = 96
 SHOWN_WINDOWS = 4
+PICTURE_WIDTH_PX = 1100
+"""What a browser shows of a picture without scrolling."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,6 @@ def draw_foresight(foresight: Foresight, title: str) -> bytes:
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=110)
+    figure.savefig(out, format="png", dpi=min(110, PICTURE_WIDTH_PX / figure.get_figwidth()))
     pyplot.close(figure)
     return out.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +12,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from megahour.parent import end_with_parent
 from trainer.config import ModelConfig
 from trainer.model import WorldActionModel
+
+LEAVE_S = 30.0
+"""How long a rank without its torchrun may take to save."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +36,23 @@ class Place:
 
 
 class StopFlag:
-    """Whether a signal asked this process to stop."""
+    """Whether this process should stop: a signal asked it to, or the torchrun that started it is gone."""
 
     def __init__(self) -> None:
         self.raised = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._raise)
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            end_with_parent(os.getppid(), self._leave)
 
     def _raise(self, number: int, frame: object) -> None:
         self.raised = True
+
+    def _leave(self) -> None:
+        # Ranks that nobody watches would wait for a dead one for ever, and hold the run's place on the cluster.
+        self.raised = True
+        time.sleep(LEAVE_S)
+        os._exit(1)
 
 
 def join_ranks() -> Place:

@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from megahour.files import write_atomically
 from megahour.manifest.load import load_manifest
-from megahour.runs import append_event, committed_steps, read_intent, write_atomically
+from megahour.runs import append_event, committed_steps, read_intent
 from megahour.settings import Settings
 from megahour.storage import Lake, open_lake
 from trainer import checkpoint

@@ -7,6 +7,7 @@ are at hand) and does nothing more by hand. Interrupted, it goes on where it was
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -30,8 +31,8 @@ from rich.console import Console
 from infra.laptop.facts import Facts, look, phase, progress, read_summary
 from infra.laptop.report import demo_json, read_demo, show_report, write_demo
 from infra.laptop.terminal import Board
+from megahour.files import write_atomically
 from megahour.manifest.recipe import Recipe, load_recipe
-from megahour.runs import write_atomically
 from megahour.settings import Settings
 from megahour.storage import Lake, head, open_lake
 
@@ -300,6 +301,22 @@ def conclude(lake: Lake, settings: Settings, facts: Facts, clock: Clock, say: Co
     show_report(say, lake, settings, facts, MAIN, seconds)
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """See that no other demonstration works on the same recordings.
+
+    Raises:
+        DemoError: one does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DemoError(f"Another demonstration is going on ({folder / 'lock'} is held): watch that one") from error
+        yield
+
+
 def main() -> int:
     os.chdir(ROOT)
     say = Console() if sys.stdout.isatty() else Console(width=160)
@@ -307,10 +324,13 @@ def main() -> int:
     def stop(number: int, _frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
+    # A shell that starts this in the background would have it pass over Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGHUP, stop)
     try:
-        run(say)
+        with alone(Settings().scratch.expanduser().absolute() / "demo"):
+            run(say)
     except (DemoError, ServiceError) as error:
         print(f"\n{error}", file=sys.stderr)
         return 1

@@ -63,7 +63,8 @@ def install(root: Path) -> int:
     print("Installing into .venv (some minutes the first time)", flush=True)
     fresh = [] if python_of(venv) in (None, python) else ["--clear"]
     subprocess.run([sys.executable, "-m", "venv", *fresh, str(venv)], check=True)
-    pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input"]
+    quiet = [] if sys.stdout.isatty() else ["-q"]
+    pip = [str(venv / "bin" / "python"), "-m", "pip", "install", *quiet, "--disable-pip-version-check", "--no-input"]
     environment = {**os.environ, "PYTHONNOUSERSITE": "1"}
     subprocess.run([*pip, "-c", "constraints.txt", "-e", f".[{EXTRAS}]"], cwd=root, env=environment, check=True)
     write_stamp(venv, wanted)

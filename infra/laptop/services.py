@@ -24,8 +24,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
-from megahour.runs import write_atomically
+from megahour.files import write_atomically
 from resources.clusters.processes import marked
 from resources.clusters.supervise import MARK as JOB_MARK
 
@@ -40,6 +41,7 @@ START_S = 120
 STOP_S = 5.0
 POLL_S = 0.2
 LOG_TAIL = 20
+LOCK_TRIES = 3
 
 
 class ServiceError(RuntimeError):
@@ -269,6 +271,16 @@ def serve(home: Home, port: int, until_closed: bool) -> None:
         services.stop()
 
 
+def take(lock: IO[str]) -> bool:
+    """Hold the lock; False when others do. Those who only look hold it for a moment, so it is tried for a while."""
+    for _ in range(LOCK_TRIES):
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(POLL_S)
+    return False
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run Dagster's webserver, daemon and code server on this machine.")
     parser.add_argument("--until-closed", action="store_true", help="end when standard input ends")
@@ -276,9 +288,7 @@ def main() -> int:
     home = home_of(os.environ)
     home.folder.mkdir(parents=True, exist_ok=True)
     with home.lock.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not take(lock):
             print(f"Dagster runs already on {home.folder}, at {running_address(home) or 'an address to come'}")
             return 0
         try:

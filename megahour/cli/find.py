@@ -16,8 +16,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for other program
 
 EPISODE_SUMMARY = (
     "episode_id, robot, task, source, success, rate_hz, frames, duration_s, cameras, state_dim, action_dim, "
-    "size_bytes, uri, recording_uri, batch, ingested_at, frozen_share, dropped_frames, nan_values, action_jump, "
-    "idle_share, warnings"
+    "size_bytes, sha256, uri, recording_uri, batch, ingested_at, frozen_share, dropped_frames, nan_values, "
+    "action_jump, idle_share, warnings"
 )
 
 

@@ -16,6 +16,7 @@ from av.video.frame import PictureType
 from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
 
 from megahour.episode.model import EpisodeError, Frames
+from megahour.files import appearing
 
 Size = tuple[int, int]
 """(height, width)."""
@@ -255,24 +256,22 @@ class Decoder:
 def encode_video(path: Path, frames: Iterable[Frames], rate_hz: float) -> None:
     """Write pictures `(height, width, 3)` uint8 RGB as a small MP4 that browsers play."""
     to_yuv = VideoReformatter()
-    partial = path.with_name(f".{path.name}.tmp")
-    try:
-        with av.open(str(partial), "w", format="mp4", options={"movflags": "+faststart"}) as container:
-            stream: Any = None
-            for i, picture in enumerate(frames):
-                size: Size = (picture.shape[0], picture.shape[1])
-                frame = _yuv(to_yuv, picture, size)
-                if stream is None:
-                    stream = container.add_stream("libx264", rate=Fraction(rate_hz).limit_denominator(1001))
-                    stream.width, stream.height, stream.pix_fmt = frame.width, frame.height, "yuv420p"
-                    stream.codec_context.colorspace, stream.codec_context.color_range = BT601, LIMITED
-                    stream.options = {"preset": "veryfast", "crf": "23"}
-                    stream.codec_context.thread_count = 1
-                frame.pts = i
-                container.mux(stream.encode(frame))
+    with (
+        appearing(path) as partial,
+        av.open(str(partial), "w", format="mp4", options={"movflags": "+faststart"}) as container,
+    ):
+        stream: Any = None
+        for i, picture in enumerate(frames):
+            size: Size = (picture.shape[0], picture.shape[1])
+            frame = _yuv(to_yuv, picture, size)
             if stream is None:
-                raise ValueError(f"{path.name} would have no pictures")
-            container.mux(stream.encode(None))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+                stream = container.add_stream("libx264", rate=Fraction(rate_hz).limit_denominator(1001))
+                stream.width, stream.height, stream.pix_fmt = frame.width, frame.height, "yuv420p"
+                stream.codec_context.colorspace, stream.codec_context.color_range = BT601, LIMITED
+                stream.options = {"preset": "veryfast", "crf": "23"}
+                stream.codec_context.thread_count = 1
+            frame.pts = i
+            container.mux(stream.encode(frame))
+        if stream is None:
+            raise ValueError(f"{path.name} would have no pictures")
+        container.mux(stream.encode(None))

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from megahour.errors import DataError
+
 Frames = NDArray[np.uint8]
 """Pictures, `(..., height, width, 3)`, RGB."""
 TimesNs = NDArray[np.int64]
@@ -68,17 +70,9 @@ class RawEpisode:
     notes: tuple[str, ...] = ()
 
 
-class EpisodeError(Exception):
+class EpisodeError(DataError):
     """An episode cannot be written or read. `reason` is a code for machines, the text a sentence for people.
 
     Reasons: `missing`, `truncated`, `corrupt`, `version`, `no_topic`, `out_of_range`; when writing `frame_count`,
     `times`, `invalid`.
     """
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(reason, message)
-        self.reason = reason
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message

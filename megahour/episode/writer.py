@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from megahour.episode.h264 import encode
 from megahour.episode.joints import timestamp, to_messages
 from megahour.episode.model import Camera, EpisodeError, EpisodeFacts, RawEpisode, Series
 from megahour.episode.profile import CONTAINER_VERSION, MIXED, Profile
-from megahour.runs import sync_directory
+from megahour.files import appearing
 
 CAMERAS, CONTROL, EXTRA = "cameras", "control", "extra"
 SERIES_CHUNK_BYTES = 1024 * 1024
@@ -49,16 +48,8 @@ def write_episode(path: Path, episode: RawEpisode, facts: EpisodeFacts, profile:
         Whatever the episode's own `frames()` raises.
     """
     _validate(episode)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with partial.open("wb") as out:
-            size_bytes = _write(out, episode, facts, profile)
-            out.flush()
-            os.fsync(out.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    with appearing(path) as partial, partial.open("wb") as out:
+        size_bytes = _write(out, episode, facts, profile)
     frames_by_camera = {camera.name: len(camera.times_ns) for camera in episode.cameras}
     return WrittenEpisode(size_bytes, min(frames_by_camera.values(), default=0), frames_by_camera)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from itertools import groupby
 
+from megahour.ingest.land import digest
 from megahour.ingest.plan import add_batches, cut_batches, list_batches, read_batch
 from megahour.settings import Settings
 from megahour.sources import find_recordings
@@ -18,7 +19,8 @@ from megahour.storage import FileRef, Lake, list_files, read_bytes
 
 LANDING = "landing"
 LATE_PLAN = timedelta(minutes=10)
-"""How late a plan may appear under an older key, because its writer paused between choosing the key and writing."""
+"""How late a plan may appear under an older key, its writer having paused between choosing the key and writing, and be
+asked for alone. A later one is seen too, and then all batches are asked for again."""
 CLOCK_SKEW_S = 300.0
 """A file this far in the future has a wrong time, and its age says nothing."""
 
@@ -33,9 +35,13 @@ class Discovery:
 
 @dataclass(frozen=True)
 class Cursor:
-    """Every batch up to `requested` was asked for, and those in `recent` too. At `source` time ran out."""
+    """Every batch up to `requested` was asked for, and those in `recent` too. At `source` time ran out.
+
+    `planned` is a digest of the keys up to `requested`: with another one a plan came later than all expect.
+    """
 
     requested: str = ""
+    planned: str = ""
     recent: tuple[str, ...] = field(default=())
     source: str = ""
 
@@ -44,13 +50,14 @@ class Cursor:
         """The cursor of the last tick; an empty or unreadable one starts over, which asks twice and changes nothing."""
         try:
             plain = json.loads(text)
-            return cls(str(plain["requested"]), tuple(map(str, plain["recent"])), str(plain["source"]))
+            recent = tuple(map(str, plain["recent"]))
+            return cls(str(plain["requested"]), str(plain["planned"]), recent, str(plain["source"]))
         except (ValueError, KeyError, TypeError):
             return cls()
 
     def text(self) -> str:
         """The cursor as it is stored."""
-        return json.dumps({"requested": self.requested, "recent": self.recent, "source": self.source})
+        return json.dumps(asdict(self))
 
 
 def discover(lake: Lake, settings: Settings, cursor: str, now: datetime, deadline: float) -> Discovery:
@@ -76,7 +83,7 @@ def discover(lake: Lake, settings: Settings, cursor: str, now: datetime, deadlin
             break
     else:
         last = ""
-    return _requests(list_batches(lake, seen.requested), seen, last, now)
+    return _requests(list_batches(lake), seen, last, now)
 
 
 def by_source(files: Iterable[FileRef]) -> list[tuple[str, list[FileRef]]]:
@@ -118,8 +125,11 @@ def _from_source(sources: list[tuple[str, list[FileRef]]], last: str) -> Iterato
 
 
 def _requests(keys: list[str], seen: Cursor, source: str, now: datetime) -> Discovery:
+    if digest(key for key in keys if key <= seen.requested) != seen.planned:
+        seen = Cursor()
     floor = (now - LATE_PLAN).strftime("%Y%m%dT%H%M")
-    wanted = tuple(key for key in keys if key not in seen.recent)
-    requested = max((key for key in keys if key < floor), default=seen.requested)
+    wanted = tuple(key for key in keys if key > seen.requested and key not in seen.recent)
+    requested = max(seen.requested, max((key for key in keys if key < floor), default=""))
     recent = tuple(key for key in keys if key > requested)
-    return Discovery(wanted, Cursor(requested, recent, source).text())
+    planned = digest(key for key in keys if key <= requested)
+    return Discovery(wanted, Cursor(requested, planned, recent, source).text())

@@ -114,10 +114,9 @@ def _crew(
 def _start(function: Callable[[Any], Any]) -> _Worker:
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "megahour.ingest.worker", str(theirs.fileno())]
+        command = [sys.executable, "-m", "megahour.ingest.worker", str(theirs.fileno()), str(os.getpid())]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        # Nothing is ever written to stdin: the worker sees it close when this process dies.
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()], env=environment)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
     worker = _Worker(process, Connection(ours.detach()))
     _hand_over(worker, function)
     return worker
@@ -145,8 +144,6 @@ def _stop(worker: _Worker) -> None:
     worker.process.kill()
     worker.process.wait()
     worker.connection.close()
-    if worker.process.stdin is not None:
-        worker.process.stdin.close()
 
 
 def _how_it_ended(code: int | None) -> str:

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megahour.episode.model import EpisodeFacts, RawEpisode
+from megahour.files import sha256_of
 from megahour.ingest.identify import Identity, current, staged
 from megahour.ingest.plan import plan_key
 from megahour.ingest.verdict import CHANGED, IngestError, Rejected, judge
 from megahour.sources.model import Recording
-from megahour.storage import FileRef, Lake, put_file
+from megahour.storage import FileRef, Lake, put_file, sha256
 
 Row = dict[str, Any]
 
@@ -93,12 +94,14 @@ def _write_all(task: Task, folder: Path) -> list[tuple[Row, Path]] | Rejected:
 
 def _store(task: Task, row: Row, path: Path) -> Row:
     key = f"episodes/{task.date}/{row['episode_id']}.mcap"
+    content = sha256_of(path)
     try:
         ref = put_file(task.lake, key, path)
     except FileExistsError as error:
         ref = _adopt(task.lake, key, row, error)
+        content = sha256(task.lake, key)
     path.unlink()
-    return {**row, "uri": key, "etag": ref.etag, "size_bytes": ref.size_bytes}
+    return {**row, "uri": key, "etag": ref.etag, "size_bytes": ref.size_bytes, "sha256": content}
 
 
 def _adopt(lake: Lake, key: str, row: Row, error: FileExistsError) -> FileRef:

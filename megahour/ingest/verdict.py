@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from megahour.errors import DataError
 from megahour.storage import Lake, head
 
 WORKER_DIED = "worker_died"
@@ -76,10 +77,8 @@ def judge(error: Exception, lake: Lake, plan_key: str) -> Rejected:
         raise IngestError(f"{type(error).__name__}: {error}") from error
     if head(lake, plan_key) is None:
         raise IngestError(f"{lake.url(plan_key)} is gone: is the lake still mounted?") from error
-    # Sources and containers have their own error types, both with a reason; asking for it spares importing them.
-    reason = getattr(error, "reason", None)
-    if isinstance(reason, str) and not isinstance(error, (OSError, UnicodeError)):
-        return Rejected(reason, str(error))
+    if isinstance(error, DataError):
+        return Rejected(error.reason, str(error))
     if isinstance(error, FileNotFoundError):
         return Rejected(GONE, str(error).partition("\n")[0])
     if isinstance(error, PermissionError):

@@ -1,15 +1,17 @@
-"""A worker process of the pool: receives one function, then tasks, until its parent closes the line or dies."""
+"""A worker process of the pool, `python -m megahour.ingest.worker FD PARENT_PID`: receives one function, then tasks,
+until its parent closes the line or dies.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import threading
 import traceback
 from multiprocessing.connection import Connection
 
 from megahour.ingest.pool import OUT_OF_MEMORY
+from megahour.parent import end_with_parent
 
 
 def serve(connection: Connection) -> None:
@@ -32,15 +34,7 @@ def serve(connection: Connection) -> None:
             connection.send(("done", value))
 
 
-def end_with_parent() -> None:
-    """Wait for the parent's death and end at once, in the middle of a task too."""
-    # Not sys.stdin: a thread that holds its lock breaks the interpreter's own shutdown.
-    while os.read(0, 1):
-        pass
-    os._exit(1)
-
-
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent(int(sys.argv[2]))
     serve(Connection(int(sys.argv[1])))

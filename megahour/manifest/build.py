@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import duckdb
 import yaml
 
+from megahour.files import sha256_of
 from megahour.manifest.load import Manifest, ManifestError, ManifestHeader, load_manifest
 from megahour.manifest.recipe import Recipe
-from megahour.manifest.select import blame, read_facts, read_normalization, read_rows, select
-from megahour.manifest.write import write_rows
-from megahour.storage import Lake, head, put_file, replace, write_once
+from megahour.manifest.select import Facts, blame, read_facts, read_normalization, read_rows, select
+from megahour.manifest.write import ContentHash, content_of, write_rows
+from megahour.storage import Lake, head, put_file, replace, stage, write_once
 from megahour.warehouse.queries import connect, settle_revisions
 from megahour.warehouse.tables import table_versions
 
@@ -32,7 +34,8 @@ def build_manifest(
 
     An episode that several components select belongs to the first of them. The split is by the episode's key, so an
     episode stays on its side as others come, except in sets so small that one side would be empty. The same rows give
-    the same digest, whenever and from whichever table versions; what is stored under it is then returned as it is.
+    the same digest, whenever, in whichever lake and from whichever table versions; what is stored under it is then
+    returned as it is, with the places the episodes had then: files of episodes stay where they are.
 
     Args:
         versions: table to version, to look back; tables not named, and without this all, are read at their latest.
@@ -47,22 +50,15 @@ def build_manifest(
     place = lake.local_path(folder)
     if place is not None:
         place.mkdir(parents=True, exist_ok=True)
-    with connect(lake, at) as con, tempfile.TemporaryDirectory(prefix=".building-", dir=place) as work:
-        settle_revisions(con, "episodes")
-        settle_revisions(con, "episode_quality")
-        select(con, recipe)
-        try:
-            facts = read_facts(con, recipe)
-            normalization = {series: read_normalization(con, facts, series) for series in ("state", "action")}
-            path = Path(work) / "rows.arrow"
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=place) as work:
+        path = Path(work) / "rows.arrow"
+        with _selected(lake, recipe, at) as (con, facts, normalization):
             written = write_rows(read_rows(con, recipe, facts), path)
-        except duckdb.Error as error:
-            raise ManifestError("bad_filter", blame(con, recipe, str(error))) from error
-        kept = {name: recipe.model_dump(mode="json")[name] for name in ("name", *DIGESTED)}
-        digest = _digest(kept, written.content, normalization)
+        digest = _digest(recipe, written.content, normalization)
         key = f"{folder}/{digest}.arrow"
         if head(lake, f"{folder}/{digest}.json") is None:
-            put_file(lake, key, path)
+            sha256, size_bytes = _store_rows(lake, key, path, written.sha256)
+            kept = data_part(recipe)
             header = ManifestHeader(
                 recipe=kept,
                 recipe_text=yaml.safe_dump(kept, sort_keys=False),
@@ -78,13 +74,62 @@ def build_manifest(
                 normalization=normalization,
                 table_versions=at,
                 created_at=datetime.now(UTC).isoformat(),
-                sha256=written.sha256,
-                size_bytes=path.stat().st_size,
+                sha256=sha256,
+                size_bytes=size_bytes,
             )
             _store_header(lake, f"{folder}/{digest}.json", header)
     if versions is None:
         replace(lake, f"{folder}/latest", digest.encode())
     return load_manifest(lake, key, scratch)
+
+
+def manifest_digest(lake: Lake, recipe: Recipe, versions: Mapping[str, int] | None = None) -> str:
+    """The digest that `build_manifest` would give; nothing is written.
+
+    Raises:
+        ManifestError, ValueError: as `build_manifest`.
+    """
+    content = ContentHash()
+    with _selected(lake, recipe, {**table_versions(lake), **(versions or {})}) as (con, facts, normalization):
+        for batch in read_rows(con, recipe, facts):
+            content.update(batch)
+    return _digest(recipe, content.hexdigest(), normalization)
+
+
+def data_part(recipe: Recipe) -> dict[str, Any]:
+    """A recipe's name and what it says about the data, as plain JSON."""
+    plain = recipe.model_dump(mode="json")
+    return {name: plain[name] for name in ("name", *DIGESTED)}
+
+
+@contextmanager
+def _selected(
+    lake: Lake, recipe: Recipe, versions: Mapping[str, int]
+) -> Iterator[tuple[duckdb.DuckDBPyConnection, Facts, dict[str, dict[str, list[float]]]]]:
+    """A connection in which the recipe's rows are selected, what is known of them, and their normalization."""
+    with connect(lake, versions) as con:
+        settle_revisions(con, "episodes")
+        settle_revisions(con, "episode_quality")
+        select(con, recipe)
+        try:
+            facts = read_facts(con, recipe)
+            yield con, facts, {series: read_normalization(con, facts, series) for series in ("state", "action")}
+        except duckdb.Error as error:
+            raise ManifestError("bad_filter", blame(con, recipe, str(error))) from error
+
+
+def _store_rows(lake: Lake, key: str, path: Path, sha256: str) -> tuple[str, int]:
+    """Store the rows' file under its digest, and return the sha256 and size of what is there.
+
+    A build that died before its header may have stored the same rows with the places that the episodes had then.
+    """
+    try:
+        return sha256, put_file(lake, key, path).size_bytes
+    except FileExistsError:
+        stored = stage(lake, key, path.parent)
+        if content_of(stored) != content_of(path):
+            raise
+        return sha256_of(stored), stored.stat().st_size
 
 
 def _store_header(lake: Lake, key: str, header: ManifestHeader) -> None:
@@ -95,7 +140,8 @@ def _store_header(lake: Lake, key: str, header: ManifestHeader) -> None:
         return
 
 
-def _digest(recipe: dict[str, Any], content: str, normalization: dict[str, Any]) -> str:
-    """The name of a manifest: neither the clock nor the table versions are in it."""
-    parts = [{name: recipe[name] for name in DIGESTED}, content, normalization]
+def _digest(recipe: Recipe, content: str, normalization: dict[str, Any]) -> str:
+    """The name of a manifest: neither the clock nor the table versions are in it, and nothing of the lake it is in."""
+    plain = recipe.model_dump(mode="json")
+    parts = [{name: plain[name] for name in DIGESTED}, content, normalization]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from megahour.errors import DataError
 from megahour.storage import Lake, list_files, read_bytes, stage
 
 if TYPE_CHECKING:
@@ -19,15 +20,8 @@ BATCH_ROWS = 131_072
 """Rows of a record batch: a rank opens only its own batches."""
 
 
-class ManifestError(ValueError):
+class ManifestError(DataError):
     """A manifest cannot be built or read. `reason` is for machines, the message for the person who must act."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-    def __reduce__(self) -> tuple[type[ManifestError], tuple[str, str]]:
-        return ManifestError, (self.reason, str(self))
 
 
 @dataclass(frozen=True)
@@ -68,9 +62,10 @@ class Manifest:
     """A manifest on this node: `key` is the lake's `.arrow` file, `path` where its bytes lie here.
 
     Rows are one episode each, train first and then validation, by `key` within: `key` int64, `episode_id`, `uri`,
-    `etag` string, `bytes` int64, `start`, `end`, `windows` int32, `weight` float64, `split`, `component`,
-    `recording_id` string. Frames `start` to `end` (exclusive) may be used; window i starts at `start + i * stride`.
-    Every window of a row is drawn in proportion to the row's `weight`.
+    `etag` string, `bytes` int64, `sha256` string, `start`, `end`, `windows` int32, `weight` float64, `split`,
+    `component`, `recording_id` string. Frames `start` to `end` (exclusive) may be used; window i starts at
+    `start + i * stride`. Every window of a row is drawn in proportion to the row's `weight`. `uri` and `etag` are where
+    the file lay in this lake at the first build, and no part of the digest; `sha256` names the bytes that are meant.
     """
 
     key: str
@@ -102,7 +97,9 @@ def load_manifest(lake: Lake, key: str, scratch: Path | None = None) -> Manifest
     try:
         path = stage(lake, key, scratch or Path(tempfile.gettempdir()) / "megahour-manifests", header.sha256)
     except FileNotFoundError as error:
-        raise ManifestError("missing", f"{lake.url(key)} is gone, and its header is not: build it again") from error
+        raise ManifestError(
+            "missing", f"{lake.url(key)} is gone, and its header is not: delete that and build it again"
+        ) from error
     if path.stat().st_size != header.size_bytes:
         raise ManifestError(
             "truncated",

@@ -32,7 +32,7 @@ def peek(lake: Lake, recipe: Recipe, versions: Mapping[str, int] | None = None) 
     from megahour.manifest.select import blame, select
     from megahour.warehouse.queries import connect
 
-    content = "concat_ws('|', key, uri, etag, size_bytes, component, windows)"
+    content = "concat_ws('|', episode_id, sha256, component, windows)"
     with connect(lake, versions) as con:
         select(con, recipe)
         try:

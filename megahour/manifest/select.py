@@ -21,6 +21,7 @@ ROWS = pa.schema(
         ("uri", pa.string()),
         ("etag", pa.string()),
         ("bytes", pa.int64()),
+        ("sha256", pa.string()),
         ("start", pa.int32()),
         ("end", pa.int32()),
         ("windows", pa.int32()),
@@ -30,6 +31,10 @@ ROWS = pa.schema(
         ("recording_id", pa.string()),
     ]
 )
+
+
+PLACES = ("uri", "etag")
+"""Columns that say where an episode lies in this lake. All others are the content that a digest names."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,8 @@ def select(con: duckdb.DuckDBPyConnection, recipe: Recipe) -> None:
     con.execute(
         f"""
         CREATE TEMP VIEW selected AS SELECT * FROM (
-            SELECT key, episode_id, uri, coalesce(etag, '') AS etag, size_bytes, frames, recording_id, robot, cameras,
-                state_dim, action_dim, state_stats, action_stats, CASE {cases} END AS component,
+            SELECT key, episode_id, uri, coalesce(etag, '') AS etag, size_bytes, sha256, frames, recording_id, robot,
+                cameras, state_dim, action_dim, state_stats, action_stats, CASE {cases} END AS component,
                 greatest(0, (frames - {span} + {stride - 1}) // {stride})::INTEGER AS windows
             FROM {_source(con, recipe)}
         ) WHERE component IS NOT NULL
@@ -210,11 +215,11 @@ def read_rows(con: duckdb.DuckDBPyConnection, recipe: Recipe, facts: Facts) -> I
     weights = " ".join(f"WHEN {i} THEN {part.weight!r}::DOUBLE" for i, part in enumerate(recipe.mixture))
     reader = con.sql(
         f"""
-        SELECT key, episode_id, uri, etag, size_bytes AS bytes, 0::INTEGER AS "start", frames AS "end", windows,
+        SELECT key, episode_id, uri, etag, size_bytes AS bytes, sha256, 0::INTEGER AS "start", frames AS "end", windows,
             CASE component {weights} END AS weight, if(held_out, 'validation', 'train') AS split,
             CASE component {names} END AS component, recording_id
         FROM (
-            SELECT key < {facts.boundary} AS held_out, key, episode_id, uri, etag, size_bytes, frames, windows,
+            SELECT key < {facts.boundary} AS held_out, key, episode_id, uri, etag, size_bytes, sha256, frames, windows,
                 component, recording_id
             FROM selected WHERE windows > 0
         ) ORDER BY held_out, key, episode_id

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from megahour.files import sha256_of
 from megahour.manifest.load import BATCH_ROWS, SPLITS
-from megahour.manifest.select import ROWS
+from megahour.manifest.select import PLACES, ROWS
 
 
 @dataclass(frozen=True)
@@ -40,22 +41,33 @@ def write_rows(batches: Iterable[pa.RecordBatch], path: Path) -> Written:
                 rows[group["split"]] += group["count_all"]
                 windows[group["split"]] += group["windows_sum"]
                 components[group["component"]] = components.get(group["component"], 0) + group["count_all"]
-    with path.open("rb") as written:
-        sha256 = hashlib.file_digest(written, "sha256").hexdigest()
-    return Written(content.hexdigest(), sha256, rows, windows, components)
+    return Written(content.hexdigest(), sha256_of(path), rows, windows, components)
+
+
+def content_of(path: Path) -> str:
+    """The content hash of a file that `write_rows` wrote."""
+    content = ContentHash()
+    with pa.memory_map(str(path)) as source:
+        for batch in pa.ipc.open_file(source).read_all().to_batches():
+            content.update(batch)
+    return content.hexdigest()
 
 
 class ContentHash:
-    """A hash per column over its values, and over the lengths of its strings: where a batch ends does not matter."""
+    """A hash per column over its values, and over the lengths of its strings: where a batch ends does not matter, nor
+    where the episodes lie.
+    """
 
     def __init__(self) -> None:
-        self._values = {name: hashlib.sha256() for name in ROWS.names}
-        self._lengths = {field.name: hashlib.sha256() for field in ROWS if field.type == pa.string()}
+        self._values = {name: hashlib.sha256() for name in ROWS.names if name not in PLACES}
+        self._lengths = {name: hashlib.sha256() for name in self._values if ROWS.field(name).type == pa.string()}
 
     def update(self, batch: pa.RecordBatch) -> None:
         for name, column in zip(ROWS.names, batch.columns, strict=True):
             if column.null_count:
                 raise ValueError(f"The manifest's column {name} has {column.null_count} empty values")
+            if name in PLACES:
+                continue
             if name in self._lengths:
                 _, offsets_buffer, text = column.buffers()
                 offsets = np.frombuffer(offsets_buffer, np.int32)[column.offset : column.offset + len(column) + 1]
@@ -66,7 +78,7 @@ class ContentHash:
 
     def hexdigest(self) -> str:
         parts = [digest.hexdigest() for digest in (*self._values.values(), *self._lengths.values())]
-        return hashlib.sha256(json.dumps([ROWS.names, parts]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([list(self._values), parts]).encode()).hexdigest()
 
 
 def rechunk(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

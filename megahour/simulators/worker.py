@@ -6,21 +6,18 @@ import importlib
 import os
 import signal
 import sys
-import threading
-import time
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from megahour.parent import end_with_parent
 from megahour.simulators.model import SimulatorError
-
-WATCH_S = 0.25
 
 
 def main() -> None:
     """`python -m megahour.simulators.worker FD PARENT_PID`: serve requests until the pipe closes."""
     connection = Connection(int(sys.argv[1]))
-    threading.Thread(target=_die_with, args=(int(sys.argv[2]),), daemon=True).start()
+    end_with_parent(int(sys.argv[2]))
     # Ctrl-C reaches the whole foreground group; the parent decides what it means for the simulator.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(connection)
@@ -56,14 +53,6 @@ def _open(name: str, task: str, size: tuple[int, int], cameras: tuple[str, ...])
     if name != "metaworld":
         raise SimulatorError(f"There is no simulator {name!r}; there is: metaworld")
     return importlib.import_module("megahour.simulators.metaworld").MetaWorld(task, size, cameras)
-
-
-def _die_with(parent: int) -> None:
-    # The kernel's parent-death signal fires when the *thread* that started the child ends, and the pipe stays open
-    # while any fork of the parent lives; the parent's id changes exactly when the parent is gone.
-    while os.getppid() == parent:
-        time.sleep(WATCH_S)
-    os._exit(1)
 
 
 if __name__ == "__main__":

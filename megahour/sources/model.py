@@ -6,24 +6,18 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from megahour.errors import DataError
+
 if TYPE_CHECKING:
     from megahour.storage import FileRef
 
 
-class SourceError(Exception):
+class SourceError(DataError):
     """A recording cannot be imported. `reason` is a code for machines, the text a sentence for people.
 
     Reasons: `truncated`, `unreadable`, `missing_video`, `missing_file`, `frame_count`, `missing_feature`,
     `feature_mismatch`, `empty`, `times`, `unknown_format`.
     """
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(reason, message)
-        self.reason = reason
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ EPISODES = pa.schema(
         ("uri", pa.string()),
         ("etag", pa.string()),
         ("size_bytes", pa.int64()),
+        ("sha256", pa.string()),
         ("recording_bytes", pa.int64()),
         ("robot", pa.string()),
         ("task", pa.string()),
@@ -63,7 +64,8 @@ EPISODES = pa.schema(
         ("revision", pa.int32()),
     ]
 )
-"""One row per episode. `frames` counts the pictures of the camera with the fewest."""
+"""One row per episode. `uri` and `etag` say where its file lies in this lake, `sha256` (hexadecimal) which bytes it
+holds in any. `frames` counts the pictures of the camera with the fewest."""
 
 EPISODE_QUALITY = pa.schema(
     [

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megahour.runs import write_atomically
+from megahour.files import write_atomically
 from resources.clusters.processes import boot_id, is_same_process, marked
 from resources.clusters.protocol import ClusterError, JobSpec, JobState, Node
 from resources.clusters.supervise import MARK

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from megahour.runs import write_atomically
+from megahour.files import write_atomically
 from resources.clusters.processes import boot_id, marked, start_time
 
 MARK = "MEGAHOUR_JOB"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from assets.metadata import numbers, picture, table
+from assets.metadata import numbers, picture, rounded, table
 
 
 @dataclass(frozen=True)
@@ -30,3 +30,12 @@ def test_a_table_escapes_and_is_cut() -> None:
 
 def test_a_picture_is_in_the_event_itself() -> None:
     assert picture(b"png", "a title").value == "![a title](data:image/png;base64,cG5n)"
+    assert picture(b"RIFF....WEBP", "a film").value == "![a film](data:image/webp;base64,UklGRi4uLi5XRUJQ)"
+
+
+def test_fractions_are_cut_and_whole_numbers_are_not() -> None:
+    assert rounded({"loss": 0.123456789, "seconds": 7.7395714740000585, "bytes": 123456789}) == {
+        "loss": 0.12346,
+        "seconds": 7.7396,
+        "bytes": 123456789,
+    }

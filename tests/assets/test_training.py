@@ -11,7 +11,7 @@ import pytest
 
 import assets.evaluation
 from assets import checks, curation, ingest, training
-from assets.evaluation import figures
+from assets.evaluation import figures, shown_video
 from jobs.asset_jobs import STAGES
 from megahour.settings import Settings
 from megahour.storage import open_lake
@@ -192,3 +192,18 @@ def test_the_previous_run_is_the_last_evaluated_one_of_the_recipe(settings: Sett
 def test_figures_without_a_simulator() -> None:
     found = figures({"success": {}, "video_db": {"model": 21.5, "copy_last": 20}, "validation_loss": 0.2, "errors": {}})
     assert found == {"video_db_model": 21.5, "video_db_copy_last": 20.0, "validation_loss": 0.2, "errors": 0}
+
+
+def test_the_rollout_shown_is_a_success_where_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "videos").mkdir()
+    for name in ("trained_00", "trained_01", "blind_00"):
+        (tmp_path / f"videos/{name}.mp4").touch()
+    rows = [
+        {"policy": "blind", "success_once": True, "video": "runs/r/videos/blind_00.mp4"},
+        {"policy": "trained", "success_once": False, "video": "runs/r/videos/trained_00.mp4"},
+        {"policy": "trained", "success_once": True, "video": "runs/r/videos/trained_01.mp4"},
+        {"policy": "trained", "success_once": True, "video": None},
+    ]
+    assert shown_video(tmp_path, rows) == tmp_path / "videos/trained_01.mp4"
+    assert shown_video(tmp_path, rows[:2]) == tmp_path / "videos/trained_00.mp4"
+    assert shown_video(tmp_path, rows[:1]) is None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -14,7 +16,7 @@ from megahour.episode.model import EpisodeError
 from megahour.episode.profile import MIXED
 from megahour.episode.reader import open_episode_file
 from megahour.episode.writer import write_episode
-from tests.samples import FACTS, camera, pictures, psnr_db, raw_episode
+from tests.samples import FACTS, camera, pictures, psnr_db, raw_episode, rgb
 
 
 @pytest.mark.parametrize("size", [(48, 64), (47, 63), (47, 64), (128, 128), (17, 19)])
@@ -33,7 +35,8 @@ def test_any_order_any_repetition(tmp_path: Path) -> None:
     write_episode(tmp_path / "e.mcap", raw_episode(), FACTS)
     reader = open_episode_file(tmp_path / "e.mcap")
     whole = reader.frames("front", range(24))
-    for indices in ([5], [23, 0, 11, 11, 5], [9, 10], [20, 19, 18], [], [3] * 4, np.array([7, 1], np.int32)):
+    asked: list[Any] = [[5], [23, 0, 11, 11, 5], [9, 10], [20, 19, 18], [], [3] * 4, np.array([7, 1], np.int32)]
+    for indices in asked:
         assert np.array_equal(reader.frames("front", indices), whole[np.asarray(indices, int)])
     for wrong in ([24], [-1], [0, 100]):
         with pytest.raises(EpisodeError, match="0 to 23") as caught:
@@ -51,7 +54,7 @@ def test_another_decoder_sees_the_same_pictures(tmp_path: Path) -> None:
     (tmp_path / "e.h264").write_bytes(b"".join(reader.coded("front", 0, 24)))
     with av.open(str(tmp_path / "e.h264")) as container:
         stream = container.streams.video[0]
-        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+        frames = [rgb(frame) for frame in container.decode(stream)]
         assert stream.codec_context.has_b_frames is False
     assert min(psnr_db(a, b) for a, b in zip(frames, reader.frames("front", range(24)), strict=True)) > 45
 
@@ -80,7 +83,7 @@ def test_damaged_structure_is_seen() -> None:
 
 def test_b_frames_are_refused() -> None:
     codec = av.CodecContext.create("libx264", "w")
-    codec.width, codec.height, codec.pix_fmt, codec.framerate = 64, 48, "yuv420p", 30
+    codec.width, codec.height, codec.pix_fmt, codec.framerate = 64, 48, "yuv420p", Fraction(30)
     codec.options = {"x264-params": "bframes=3:b-adapt=0:annexb=1:repeat-headers=1:threads=1"}
     packets = []
     for i, picture in enumerate([*pictures(12, 48, 64), None]):
@@ -118,7 +121,7 @@ def test_rollout_video_plays(tmp_path: Path) -> None:
     encode_video(tmp_path / "v.mp4", iter(video), 10.0)
     with av.open(str(tmp_path / "v.mp4")) as container:
         stream = container.streams.video[0]
-        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+        frames = [rgb(frame) for frame in container.decode(stream)]
         assert (stream.codec_context.name, stream.codec_context.pix_fmt, stream.average_rate) == ("h264", "yuv420p", 10)
     assert len(frames) == 20
     assert psnr_db(video, np.stack(frames)[:, :63]) > 28

@@ -17,7 +17,7 @@ from megahour.episode.reader import open_episode_file
 from megahour.episode.writer import write_episode
 from megahour.sources import Recording, find_recordings, read_recording
 from megahour.storage import list_files, open_lake, read_bytes
-from tests.samples import copy_g1, psnr_db
+from tests.samples import copy_g1, psnr_db, rgb
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_frames_and_states_equal_the_source(
 
     decibels: list[float] = []
     with av.open(str(video)) as container:
-        frames = (frame.to_ndarray(format="rgb24") for frame in container.decode(video=0))
+        frames = (rgb(frame) for frame in container.decode(video=0))
         while block := list(islice(frames, 50)):
             returned = reader.frames("cam_high", range(len(decibels), len(decibels) + len(block)))
             decibels += [psnr_db(a, b) for a, b in zip(block, returned, strict=True)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.laptop.services import MARK, Home, home_of, kill_all, leftovers, running_address
+from infra.laptop.services import MARK, ROOT, Home, home_of, kill_all, leftovers, running_address
 from resources.clusters.supervise import MARK as JOB_MARK
 
 
@@ -49,6 +49,7 @@ def test_only_what_belongs_to_the_instance_is_killed(home: Home, children: dict[
 def test_services_end_when_whoever_started_them_is_gone(home: Home) -> None:
     services = subprocess.Popen(
         [sys.executable, "-m", "infra.laptop.services", "--until-closed"],
+        cwd=ROOT,
         env={**os.environ, "DAGSTER_HOME": str(home.folder)},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

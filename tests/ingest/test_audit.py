@@ -46,3 +46,5 @@ def test_an_overview_counts_by_kind(tmp_path: Path) -> None:
     ]
     assert len(found.durations_s) == 4
     assert len(found.examples) == 3
+    append(lake, "episodes", [episode("later", "later", robot="hand", batch="b2")], once="y")
+    assert [(kind.robot, kind.episodes) for kind in overview(lake, batches=["b2"]).kinds] == [("hand", 1)]

@@ -32,7 +32,8 @@ def land(lake: Lake, name: str, age_s: float = 3600, size: int = 10) -> None:
 
 
 def look(lake: Lake, cursor: str = "", now: datetime = NOW, budget_s: float = 60, **settings: int) -> Discovery:
-    return discover(lake, Settings(lake=lake.uri, **settings), cursor, now, time.monotonic() + budget_s)
+    chosen = Settings(lake=lake.uri).model_copy(update=settings)
+    return discover(lake, chosen, cursor, now, time.monotonic() + budget_s)
 
 
 def planned(lake: Lake) -> list[list[str]]:
@@ -108,6 +109,20 @@ def test_a_plan_that_appears_late_under_an_older_key_is_found(lake: Lake) -> Non
     cursor = look(lake).cursor
     write_batch(lake, Batch("20310101T1200-0002", ()))
     assert look(lake, cursor).batches_to_request == ("20310101T1200-0002",)
+
+
+def test_a_plan_that_appears_a_day_late_is_found_too(lake: Lake) -> None:
+    write_batch(lake, Batch("20310101T1200-0001", ()))
+    write_batch(lake, Batch("20310101T1205-0001", ()))
+    cursor = look(lake).cursor
+    for _ in range(2):
+        later = look(lake, cursor, now=NOW + timedelta(days=1))
+        assert later.batches_to_request == ()
+        cursor = later.cursor
+    write_batch(lake, Batch("20310101T1203-0001", ()))
+    found = look(lake, cursor, now=NOW + timedelta(days=1))
+    assert "20310101T1203-0001" in found.batches_to_request
+    assert look(lake, found.cursor, now=NOW + timedelta(days=1)).batches_to_request == ()
 
 
 def test_the_cursor_stays_small(lake: Lake) -> None:

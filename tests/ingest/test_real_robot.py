@@ -20,7 +20,7 @@ from megahour.ingest.run import ingest_batch
 from megahour.pictures import contact_sheet
 from megahour.warehouse.queries import query
 from tests.ingest.recordings import contents, discovered, ingest_all, landing, make_lake, quarantine, rows
-from tests.samples import G1, copy_g1, samples_dir
+from tests.samples import G1, copy_g1, drop_last_frame, samples_dir
 
 
 @pytest.mark.timeout(600)
@@ -63,20 +63,6 @@ def test_six_episodes_of_a_real_robot_through_every_step(tmp_path: Path) -> None
         assert 0 <= row["idle_share"] < 0.9
     sheet = Image.open(io.BytesIO(contact_sheet(lake, [row["uri"] for row in stored])))
     assert sheet.size == (6 * (128 + 2), 6 * (96 + 16 + 2))
-
-
-def drop_last_frame(path: Path) -> None:
-    """Copy a video's packets but the last."""
-    import av
-
-    short = path.with_suffix(".short.mp4")
-    with av.open(str(path)) as whole, av.open(str(short), "w") as out:
-        stream = out.add_stream_from_template(whole.streams.video[0], opaque=True)
-        packets = [packet for packet in whole.demux(video=0) if packet.dts is not None]
-        for packet in packets[:-1]:
-            packet.stream = stream
-            out.mux(packet)
-    short.replace(path)
 
 
 @pytest.mark.timeout(600)

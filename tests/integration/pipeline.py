@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 
 import dagster as dg
 import yaml
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.scheduler.instigation import TickStatus
 
-from infra.laptop.services import CONFIG, HOST, MARK, ROOT, answers, free_port, listens
+from infra.laptop.services import CONFIG, HOST, MARK, ROOT, Home, answers, free_port, kill_all, listens
 from megahour.runs import committed_steps, read_events
 from megahour.settings import Settings
 from megahour.storage import Lake, open_lake
@@ -56,6 +58,7 @@ class Pipeline:
     changes: Mapping[str, str] = field(default_factory=dict)
     children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=lambda: {role: free_port() for role in ROLES})
+    _instance: dg.DagsterInstance | None = None
 
     @property
     def home(self) -> Path:
@@ -152,10 +155,7 @@ class Pipeline:
         """`kill -9` these roles, or all of them. What they started is left to itself."""
         for role in roles or tuple(self.children):
             child = self.children.pop(role)
-            # The code server's own child serves the code: it is one role.
-            for pid in [*servers_below(child.pid), child.pid]:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            child.kill()
             child.wait()
 
     def restart(self, *roles: str) -> None:
@@ -165,11 +165,10 @@ class Pipeline:
         self.start(*roles)
 
     def wipe(self) -> None:
-        """Delete all that Dagster knows. Its processes must have been killed."""
-        assert not self.children
+        """Kill all of Dagster and delete all that it knows. Training jobs go on."""
+        self.kill()
+        kill_all(Home(self.home))
         self.forget_instance()
-        for pid in self.processes():
-            assert not listens_to(pid, self.home), f"process {pid} still works on {self.home}"
         shutil.rmtree(self.home)
 
     def processes(self) -> list[int]:
@@ -207,8 +206,6 @@ class Pipeline:
         if self._instance is None:
             self._instance = dg.DagsterInstance.from_config(str(self.home))
         return self._instance
-
-    _instance: dg.DagsterInstance | None = None
 
     def forget_instance(self) -> None:
         if self._instance is not None:
@@ -288,6 +285,35 @@ class Pipeline:
             time.sleep(POLL_S)
         return found
 
+    def wait_for_rest(self, timeout_s: float = 180) -> None:
+        """Wait until Dagster does nothing, and every sensor has looked twice and found nothing to do.
+
+        Raises:
+            PipelineError: there is always something.
+        """
+        from definitions import defs
+
+        sensors = [sensor.name for sensor in defs.sensors or []]
+        since = [time.time()]
+
+        def at_rest() -> bool:
+            made = self.instance.get_run_records(limit=1)
+            if self.active_runs() or (made and made[0].create_timestamp.timestamp() > since[0]):
+                since[0] = time.time()
+                return False
+            looks = self.looks(since[0])
+            return all(looks.get(sensor, 0) >= 2 for sensor in sensors)
+
+        self.wait_for(at_rest, "Dagster is at rest", timeout_s)
+
+    def looks(self, since_s: float) -> dict[str, int]:
+        """How often each sensor began and ended a tick since that time."""
+        found = {}
+        for state in self.instance.all_instigator_state(instigator_type=InstigatorType.SENSOR):
+            ticks = self.instance.get_ticks(state.instigator_origin_id, state.selector_id, after=since_s, limit=5)
+            found[state.name] = sum(tick.status is not TickStatus.STARTED for tick in ticks)
+        return found
+
     def log(self, role: str) -> Path:
         return self.folder / f"{role}.log"
 
@@ -303,7 +329,9 @@ class Pipeline:
             parts.append(f"--- run {run_dir.name}: {done}, checkpoints {committed_steps(run_dir)}, {last}")
         if (self.home / "history").exists():
             for run in self.instance.get_runs(limit=30):
-                parts.append(f"--- Dagster run {run.job_name} {run.tags.get('dagster/partition', '')}: {run.status.value}")
+                parts.append(
+                    f"--- Dagster run {run.job_name} {run.tags.get('dagster/partition', '')}: {run.status.value}"
+                )
             parts += [f"--- failed: {text}" for run in self.failed_runs() for text in self.errors_of(run)]
         return "\n".join(parts)
 
@@ -325,28 +353,6 @@ def pipeline(folder: Path, roles: Sequence[str] = ROLES, **changes: str) -> Iter
         yield made
     finally:
         made.stop()
-
-
-def servers_below(pid: int) -> list[int]:
-    """Processes that serve code and are children of this one."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, task.read_text().split()):
-                command = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-                if b"grpc" in command or b"code-server" in command:
-                    found += [child, *servers_below(child)]
-    return found
-
-
-def listens_to(pid: int, home: Path) -> bool:
-    """Whether a process holds a file below `home` open."""
-    with suppress(OSError):
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                if str(link.readlink()).startswith(str(home)):
-                    return True
-    return False
 
 
 def tail(path: Path, lines: int = LOG_TAIL) -> str:

@@ -9,11 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from megahour.files import sha256_of
 from megahour.manifest import write
-from megahour.manifest.build import build_manifest
+from megahour.manifest.build import build_manifest, manifest_digest
 from megahour.manifest.load import ManifestError, latest_key, latest_manifest, load_manifest, manifest_keys
+from megahour.manifest.peek import peek
 from megahour.manifest.recipe import Component, Observation, Recipe, Train, Windows
-from megahour.storage import Lake
+from megahour.storage import Lake, sha256
 from megahour.warehouse.tables import append, open_table, table_versions
 from tests.lake import INGESTED_AT, Row, episode_row, make_lake, series_of
 
@@ -53,6 +55,7 @@ def test_the_rows_are_the_chosen_episodes_in_order(lake: Lake) -> None:
     row = next(row for row in table.to_pylist() if row["episode_id"] == "e00013")
     expected = {"uri": "episodes/2026-01-02/e00013.mcap", "etag": '"13"', "bytes": 1013, "start": 0, "end": 56}
     assert expected.items() <= row.items()
+    assert row["sha256"] == episode_row(13)["sha256"]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +117,70 @@ def test_the_digest_does_not_depend_on_unrelated_ingests_the_clock_or_how_to_tra
     assert len(manifest_keys(lake)) == 1
 
 
+def move_the_files(lake: Lake) -> None:
+    """Revisions that say where the files lie now, and change nothing of what is in them."""
+    rows = [episode_row(i, uri=f"episodes/moved/e{i:05d}.mcap", etag='"new"', revision=2) for i in range(40)]
+    append(lake, "episodes", rows, once="moved")
+
+
+def test_where_the_files_lie_is_no_part_of_the_digest_and_the_first_places_stay(lake: Lake) -> None:
+    first = build_manifest(lake, a_recipe())
+    before = first.path.read_bytes()
+    seen = peek(lake, a_recipe())
+    move_the_files(lake)
+    again = build_manifest(lake, a_recipe())
+    assert again.header == first.header
+    assert again.path.read_bytes() == before
+    assert peek(lake, a_recipe()) == seen, "nothing to build again"
+
+
+def test_a_build_that_died_before_its_header_is_finished_after_the_files_moved(lake: Lake) -> None:
+    first = build_manifest(lake, a_recipe())
+    before = first.path.read_bytes()
+    first.path.with_suffix(".json").unlink()
+    move_the_files(lake)
+    again = build_manifest(lake, a_recipe())
+    assert again.key == first.key
+    assert again.path.read_bytes() == before
+    assert again.header.sha256 == first.header.sha256 == sha256_of(again.path)
+
+
+def test_the_same_on_an_object_store(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without local paths, files are put, read and staged as from a bucket.
+    monkeypatch.setattr(Lake, "local_path", lambda self, key: None)
+    first = build_manifest(lake, a_recipe(), scratch=tmp_path / "scratch")
+    (tmp_path / "lake" / first.key).with_suffix(".json").unlink()
+    move_the_files(lake)
+    again = build_manifest(lake, a_recipe(), scratch=tmp_path / "scratch")
+    assert again.table().equals(first.table())
+    assert again.header.sha256 == first.header.sha256 == sha256(lake, first.key)
+
+
+def test_other_content_under_a_digest_is_not_adopted(lake: Lake) -> None:
+    first = build_manifest(lake, a_recipe())
+    other = build_manifest(lake, a_recipe("success"))
+    first.path.with_suffix(".json").unlink()
+    first.path.write_bytes(other.path.read_bytes())
+    with pytest.raises(FileExistsError, match="other content"):
+        build_manifest(lake, a_recipe())
+
+
+def test_a_digest_can_be_had_without_a_trace(lake: Lake) -> None:
+    pinned = table_versions(lake)
+    first = build_manifest(lake, a_recipe())
+    append(lake, "episodes", [episode_row(99)], once="more")
+
+    def everything() -> dict[Path, int]:
+        assert lake.root is not None
+        return {path: path.stat().st_mtime_ns for path in [lake.root, *lake.root.rglob("*")]}
+
+    before = everything()
+    now = manifest_digest(lake, a_recipe())
+    assert manifest_digest(lake, a_recipe(), pinned) == first.header.digest
+    assert everything() == before
+    assert build_manifest(lake, a_recipe()).header.digest == now != first.header.digest
+
+
 def test_the_digest_changes_with_what_is_trained_on(lake: Lake) -> None:
     recipe = a_recipe("robot = 'sawyer'")
     digests = [build_manifest(lake, recipe).header.digest]
@@ -121,7 +188,7 @@ def test_the_digest_changes_with_what_is_trained_on(lake: Lake) -> None:
     for part in [*parts, {"validation_share": 0.5}]:
         digests.append(build_manifest(lake, recipe.model_copy(update=part)).header.digest)
     other = episode_row(4)["action_stats"]
-    for revision, changes in ((2, {"etag": '"new"'}), (3, {"etag": '"new"', "action_stats": other})):
+    for revision, changes in ((2, {"sha256": "new"}), (3, {"sha256": "new", "action_stats": other})):
         append(lake, "episodes", [episode_row(3, revision=revision, **changes)], once=str(revision))
         digests.append(build_manifest(lake, recipe).header.digest)
     assert len(set(digests)) == len(digests)

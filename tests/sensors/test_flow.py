@@ -44,6 +44,7 @@ def add_episodes(settings: Settings, robot: str, *names: str) -> None:
             "uri": f"episodes/{name}.mcap",
             "etag": name,
             "size_bytes": 10,
+            "sha256": name,
             "robot": robot,
             "frames": 20,
             "cameras": ["front"],

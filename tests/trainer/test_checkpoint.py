@@ -52,15 +52,15 @@ def work(rank: int, world: int, folder: str, load_step: int, save_step: int, die
         for optimizer in optimizers:
             optimizer.step()
         if die == "in_save" and rank == world - 1:
-            checkpoint.get_state_dict = lambda *_: os._exit(9)  # type: ignore[assignment]
+            checkpoint.get_state_dict = lambda *_: os._exit(9)
         if die == "before_commit" and rank == 0:
-            checkpoint.write_atomically = lambda *_: os._exit(9)  # type: ignore[assignment]
+            checkpoint.write_atomically = lambda *_: os._exit(9)
         if die == "before_latest" and rank == 0:
-            checkpoint.sync_directory = lambda *_: os._exit(9)  # type: ignore[assignment]
+            checkpoint.sync_directory = lambda *_: os._exit(9)
         checkpoint.save(run_dir, save_step, model, optimizers, {"run_key": "k"})
     held = {name: whole(p) for name, p in model.named_parameters()}
-    for number, optimizer in enumerate(optimizers):
-        for i, state in enumerate(optimizer.state.values()):
+    for number, each in enumerate(optimizers):
+        for i, state in enumerate(each.state.values()):
             held |= {f"{number}.{i}.{key}": whole(value) for key, value in state.items()}
     if rank == 0:
         torch.save(held, f"{folder}/held_{world}.pt")

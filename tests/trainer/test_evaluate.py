@@ -84,7 +84,7 @@ def roll_out_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: dic
 SCRIPT: dict[int, list[bool | None]] = {
     10: [False] * 7,
     11: [False, False, True, False, False, False, False],
-    12: [True] + [False] * 5 + [True],
+    12: [True, False, False, False, False, False, True],
     13: [False, False, None, False, False, False, False],
 }
 

@@ -92,7 +92,7 @@ def test_orthogonalizing_brings_all_singular_values_near_one() -> None:
 
 
 def test_every_matrix_has_one_owner_and_the_work_is_shared() -> None:
-    shapes = [(128, 128)] * 16 + [(512, 128)] * 8
+    shapes: list[tuple[int, ...]] = [*[(128, 128)] * 16, *[(512, 128)] * 8]
     owned = _owners(shapes, 3)
     assert sorted(i for mine in owned for i in mine) == list(range(24))
     costs = [sum(min(shapes[i]) ** 2 * max(shapes[i]) for i in mine) for mine in owned]

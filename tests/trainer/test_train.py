@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def test_a_rank_killed_in_the_middle_is_restarted_from_the_last_checkpoint(
     finished: Path, toy_lake: Lake, tmp_path: Path
 ) -> None:
     run_dir, _ = make_run(toy_lake, tmp_path, steps=100, batch=16, checkpoint_every=25, validate_every=50)
-    process = start(run_dir, ranks=2, restarts=2)
+    process = start(run_dir, ranks=2, restarts=1)
     wait_for(lambda: 25 in committed_steps(run_dir), process)
     ranks = [child for child in psutil.Process(process.pid).children() if "trainer.train" in child.cmdline()]
     ranks[0].kill()
@@ -134,6 +135,22 @@ def test_a_rank_killed_in_the_middle_is_restarted_from_the_last_checkpoint(
     assert reported == sorted(set(reported)) == [25, 50, 75, 100]
     undisturbed = weights(finished, 100)
     assert all((undisturbed[name] == value).all() for name, value in weights(run_dir, 100).items())
+
+
+def test_ranks_whose_torchrun_is_killed_save_and_end(toy_lake: Lake, tmp_path: Path) -> None:
+    run_dir, _ = make_run(toy_lake, tmp_path, steps=2000, batch=16, checkpoint_every=1000, validate_every=2000)
+    process = start(run_dir, ranks=2)
+    wait_for(lambda: bool(events(run_dir, "step")), process)
+    ranks = [child for child in psutil.Process(process.pid).children() if "trainer.train" in child.cmdline()]
+    process.kill()
+    process.wait()
+    try:
+        assert psutil.wait_procs(ranks, timeout=60)[1] == []
+    finally:
+        for rank in ranks:
+            with suppress(psutil.NoSuchProcess):
+                rank.kill()
+    assert events(run_dir, "stopped")[0]["step"] == committed_steps(run_dir)[-1] < 1000
 
 
 def test_a_damaged_newest_checkpoint_is_set_aside_and_trained_again(toy_lake: Lake, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from megahour.manifest.load import Manifest
 from megahour.manifest.recipe import Recipe
 from megahour.runs import Intent, run_key, write_intent
 from megahour.storage import Lake, open_lake
+from resources.training import TORCHRUN_ENVIRONMENT
 from tests.ingest.recordings import ingest_all, landing
 from tests.ingest.recordings import make_lake as make_ingest_lake
 
@@ -91,7 +92,7 @@ def torchrun(run_dir: Path, ranks: int, restarts: int = 0) -> list[str]:
 
 def environment(scratch: Path) -> dict[str, str]:
     """The environment of a training process in tests: one thread per rank, its own scratch."""
-    return {**os.environ, "MEGAHOUR_SCRATCH": str(scratch), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **TORCHRUN_ENVIRONMENT, "MEGAHOUR_SCRATCH": str(scratch), "OMP_NUM_THREADS": "1"}
 
 
 def train(run_dir: Path, ranks: int, restarts: int = 0) -> subprocess.CompletedProcess[str]:
