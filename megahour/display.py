@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
@@ -25,7 +26,7 @@ def console() -> Console:
 
 
 def show_json(value: Any) -> None:
-    """Print a value as JSON; times become ISO text, NaN becomes null."""
+    """Print a value as JSON; times become ISO text, what is not finite becomes null."""
     print(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
@@ -109,7 +110,7 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    if isinstance(value, float) and value != value:
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, datetime | date):
         return value.isoformat()

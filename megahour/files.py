@@ -36,6 +36,19 @@ def write_atomically(target: Path, data: bytes) -> None:
         partial.write_bytes(data)
 
 
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a log, for good. A last line that a dead writer left unfinished is ended first."""
+    with path.open("ab+") as log:
+        log.seek(0, os.SEEK_END)
+        if log.tell() > 0:
+            log.seek(-1, os.SEEK_END)
+            if log.read(1) != b"\n":
+                line = "\n" + line
+        log.write(line.encode() + b"\n")
+        log.flush()
+        os.fsync(log.fileno())
+
+
 def sync_file(path: Path) -> None:
     """Make a file's content last through a power cut."""
     with path.open("rb") as written:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 
 WATCH_S = 0.25
+
+# Loaded here, because between fork and exec nothing may be imported.
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """In a child before it starts a program (`preexec_fn`): the kernel kills it when the thread that started it ends.
+
+    For a thread that waits for the child, and a program that cannot watch its parent itself.
+    """
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_at_once() -> None:

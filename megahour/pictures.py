@@ -94,21 +94,25 @@ def film(video: Path, *, height_px: int = 128) -> bytes:
         stream = container.streams.video[0]
         rate_hz = float(stream.average_rate or 20)
         size = (max(2, round(stream.width * height_px / stream.height)), height_px)
-        # No more than these are in memory: a film may be hours long.
+
+        def small(frame: av.VideoFrame) -> Image.Image:
+            return Image.fromarray(frame.to_ndarray(format="rgb24")).resize(size)
+
+        # No more than these are in memory: a video may be hours long.
         kept: list[tuple[int, Image.Image]] = []
         stride = 1
         number, last = -1, None
         for number, frame in enumerate(container.decode(stream)):
             last = frame
             if number % stride == 0:
-                kept.append((number, frame.to_image().resize(size)))
+                kept.append((number, small(frame)))
                 if len(kept) == FILM_PICTURES:
                     kept = kept[::2]
                     stride *= 2
     if last is None:
         raise ValueError(f"The video {video} has no pictures")
     if kept[-1][0] != number:
-        kept.append((number, last.to_image().resize(size)))
+        kept.append((number, small(last)))
     starts = [place for place, _ in kept]
     durations_ms = [round((end - start) * 1000 / rate_hz) for start, end in pairwise(starts)]
     pictures = [picture for _, picture in kept]

@@ -68,7 +68,8 @@ def record(
         {"task": task, "simulator": simulator, "init_state": first_init_state + index, "seed": seed}
         for index in range(episodes)
     ]
-    finished = {index: _finished(path, facts[index]) for index, path in enumerate(paths) if path.exists()}
+    pictures: dict[str, tuple[int, ...]] = dict.fromkeys(cameras, (*size, 3))
+    finished = {index: _finished(path, facts[index], pictures) for index, path in enumerate(paths) if path.exists()}
     idle: queue.SimpleQueue[Simulator] = queue.SimpleQueue()
     opened: list[Simulator] = []
 
@@ -126,11 +127,14 @@ def write_recording(path: Path, demonstration: Demonstration, facts: dict[str, s
     sync_directory(path.parent)
 
 
-def _finished(path: Path, facts: dict[str, str | int]) -> RecordedEpisode:
+def _finished(path: Path, facts: dict[str, str | int], pictures: dict[str, tuple[int, ...]]) -> RecordedEpisode:
     try:
         with h5py.File(path, "r") as file:
             found = {name: file.attrs.get(name) for name in facts}
             differing = [f"{name} is {found[name]}, not {facts[name]}" for name in facts if found[name] != facts[name]]
+            there = {camera: images.shape[1:] for camera, images in file.get("observations/images", {}).items()}
+            if there != pictures:
+                differing.append(f"its pictures are {there}, not {pictures}")
             if differing:
                 raise RecordingError(f"{path} is another recording: {', '.join(differing)}. Choose another folder")
             return RecordedEpisode(path, bool(file.attrs["success"]), int(file["action"].shape[0]), written=False)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from megahour.files import write_atomically
+from megahour.files import append_line, write_atomically
 
 Json = dict[str, Any]
 
@@ -80,22 +79,14 @@ def read_intent(run_dir: Path) -> Intent:
 
 
 def append_event(run_dir: Path, kind: str, **fields: Any) -> None:
-    """Append one line to `events.jsonl`. Called by rank 0 alone; a torn last line is closed first.
+    """Append one line to `events.jsonl`. Called by rank 0 alone.
 
     Kinds: `started`, `resumed`, `step` (loss, dynamics_loss, action_loss, learning_rate, step_s), `validation`
-    (loss, psnr_model_db, psnr_copy_db), `checkpoint` (path, size_bytes), `stopped` (a signal), `finished`, `failed`
-    (error). `step` is in all of them, and `attempt` too.
+    (loss, psnr_model_db, psnr_copy_db), `checkpoint` (path, size_bytes), `damaged` (error: a checkpoint that was set
+    aside), `stopped` (a signal), `finished`, `failed` (error). `step` is in all of them, and `attempt` too.
     """
     line = json.dumps({"kind": kind, "time": datetime.now(UTC).isoformat(), **fields}, separators=(",", ":"))
-    with (run_dir / "events.jsonl").open("ab+") as log:
-        log.seek(0, os.SEEK_END)
-        if log.tell() > 0:
-            log.seek(-1, os.SEEK_END)
-            if log.read(1) != b"\n":
-                line = "\n" + line
-        log.write(line.encode() + b"\n")
-        log.flush()
-        os.fsync(log.fileno())
+    append_line(run_dir / "events.jsonl", line)
 
 
 def read_events(run_dir: Path, offset: int = 0) -> Iterator[tuple[int, Json]]:

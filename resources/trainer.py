@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -16,12 +15,10 @@ from typing import Any
 
 import dagster as dg
 
+from megahour.parent import die_with_parent
+
 TAIL_LINES = 30
 STOP_S = 20
-
-# Loaded here, because between fork and exec nothing may be imported.
-LIBC = ctypes.CDLL(None)
-PR_SET_PDEATHSIG = 1
 
 
 class TrainerError(RuntimeError):
@@ -58,6 +55,7 @@ def stream(command: Sequence[str], log: Logger) -> dict[str, Any]:
         text=True,
         errors="replace",
         process_group=0,
+        # A Dagster run that is killed must not leave a program that a second run then races.
         preexec_fn=die_with_parent,
     )
     assert child.stdout is not None
@@ -77,11 +75,6 @@ def stream(command: Sequence[str], log: Logger) -> dict[str, Any]:
         said = "\n".join(tail) or json.dumps(last)
         raise TrainerError(f"`{' '.join(command)}` ended with code {code}. It said last:\n{said}")
     return last
-
-
-def die_with_parent() -> None:
-    """Runs in the child: a Dagster run that is killed must not leave a program that a second run then races."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def parse_object(line: str) -> dict[str, Any] | None:

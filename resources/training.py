@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from megahour.files import sync_directory
+from megahour.files import append_line, sync_directory
 from megahour.manifest.recipe import Recipe
 from megahour.runs import Intent, code_version, read_intent, run_key
 from megahour.storage import Lake
@@ -98,7 +98,8 @@ def new_runs(wanted: Iterable[Intent], existing: Iterable[Intent]) -> list[Inten
 
 
 def identity(intent: Intent) -> tuple[str, str, int]:
-    return intent.manifest_digest, repr(sorted(intent.config["train"].items())), intent.seed
+    """What two runs share that are one to a sensor; the order in which a recipe names its overrides is no part."""
+    return intent.manifest_digest, json.dumps(intent.config["train"], sort_keys=True), intent.seed
 
 
 def trainer_version() -> str:
@@ -157,9 +158,7 @@ def read_attempts(run_dir: Path) -> list[Attempt]:
 
 
 def record_attempt(run_dir: Path, attempt: Attempt) -> None:
-    with (run_dir / "attempts.jsonl").open("a") as log:
-        log.write(json.dumps(asdict(attempt)) + "\n")
-        log.flush()
+    append_line(run_dir / "attempts.jsonl", json.dumps(asdict(attempt)))
     sync_directory(run_dir)
 
 

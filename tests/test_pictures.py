@@ -70,7 +70,7 @@ def test_an_episode_that_cannot_be_read_leaves_its_row(tmp_path: Path) -> None:
     opened(contact_sheet(lake, []), "WEBP")
 
 
-@pytest.mark.parametrize("pictures", [1, 41, 1000])
+@pytest.mark.parametrize("pictures", [2, 41, 1000])
 def test_a_film_plays_in_true_time_to_its_end_and_is_small(tmp_path: Path, pictures: int) -> None:
     def shades() -> Iterator[np.ndarray]:
         for place in range(pictures):
@@ -80,10 +80,10 @@ def test_a_film_plays_in_true_time_to_its_end_and_is_small(tmp_path: Path, pictu
     data = film(tmp_path / "video.mp4", height_px=32)
     playing = opened(data, "WEBP")
     durations = []
-    for place in range(getattr(playing, "n_frames", 1)):
+    for place in range(playing.n_frames):  # type: ignore[attr-defined]
         playing.seek(place)
         playing.load()
-        durations.append(playing.info.get("duration", LAST_PICTURE_MS))
+        durations.append(playing.info["duration"])
     assert sum(durations) == pytest.approx((pictures - 1) * 50 + LAST_PICTURE_MS, abs=50)
     assert len(durations) <= 49
     assert playing.size == (64, 32)

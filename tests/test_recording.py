@@ -98,6 +98,8 @@ def test_finished_files_are_kept_and_a_lost_one_is_made_again(recorded: Path, tm
 def test_a_folder_of_other_recordings_is_refused(recorded: Path) -> None:
     with pytest.raises(RecordingError, match="seed is 0, not 5"):
         list(record(TASK, 2, 5, recorded, gl=GL))
+    with pytest.raises(RecordingError, match=r"pictures are .*\(128, 128, 3\).*, not .*\(64, 64, 3\)"):
+        list(record(TASK, 2, 0, recorded, size=(64, 64), gl=GL))
 
 
 def test_a_file_that_is_not_hdf5_is_refused(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def save(
         write_atomically(partial / "manifest.json", json.dumps(manifest, indent=1).encode())
         partial.rename(final)
         sync_directory(run_dir)
-        write_atomically(run_dir / "latest", final.name.encode())
+        name_latest(final)
     dist.barrier()
     return Checkpoint(final, step, facts, size_bytes)
 
@@ -131,6 +131,11 @@ def newest(run_dir: Path) -> tuple[Checkpoint | None, list[CheckpointError]]:
         except CheckpointError as error:
             problems.append(error)
     return None, problems
+
+
+def name_latest(path: Path) -> None:
+    """Let `latest` name a committed checkpoint."""
+    write_atomically(path.with_name("latest"), path.name.encode())
 
 
 def set_aside(path: Path) -> Path:

@@ -1,14 +1,15 @@
 """Samples for training: windows of episodes, read through a memory-mapped slice of the manifest.
 
 Nothing is exported: a window's pictures are decoded from the episode itself. Decoded episodes stay in memory until a
-budget is used up; windows of all others are decoded one by one. Which windows make up a step depends on the seed, the
-step and the rank alone, so a resumed run sees what it would have seen.
+budget is used up; windows of all others are decoded one by one, from a few episodes that are kept open. Which windows
+make up a step depends on the seed, the step and the rank alone, so a resumed run sees what it would have seen.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections import OrderedDict
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from trainer.config import ModelConfig
 from trainer.flow import Batch, shrink
 
 PREFETCHED_BATCHES = 2
+MOST_OPEN = 64
+"""Episodes kept open. One holds its index, a decoder per camera and the bytes it fetched last: some megabytes."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,10 @@ class _Timeline:
 
 
 class WindowReader:
-    """Windows of the episodes of one manifest slice (columns `uri, bytes, start, windows, weight`)."""
+    """Windows of the episodes of one manifest slice (columns `uri, bytes, start, windows, weight`).
+
+    Not to be shared by threads.
+    """
 
     def __init__(
         self, lake: Lake, rows: pa.Table, observation: Observation, windows: Windows, memory_bytes: int
@@ -93,9 +99,8 @@ class WindowReader:
         self._observation = observation
         self._windows = windows
         self._room_bytes = memory_bytes
-        self._lock = threading.Lock()
-        self._opened: dict[int, tuple[EpisodeReader, _Timeline]] = {}
-        self._decoded: dict[int, NDArray[np.uint8]] = {}
+        self._opened: OrderedDict[int, tuple[EpisodeReader, _Timeline]] = OrderedDict()
+        self._decoded: dict[int, tuple[_Timeline, NDArray[np.uint8]]] = {}
         self._first = rows.column("start").to_numpy()
         self._counts = rows.column("windows").to_numpy()
         share = np.cumsum(rows.column("weight").to_numpy() * self._counts)
@@ -128,32 +133,32 @@ class WindowReader:
         action_offsets = np.arange(self._windows.actions)
         pictures, states, actions = [], [], []
         for row, start in windows.tolist():
-            _, timeline = self._open(row)
-            pictures.append(self._pictures(row, start + offsets))
+            timeline, seen = self._look(row, start + offsets)
+            pictures.append(seen)
             states.append(timeline.states[start])
             actions.append(timeline.actions[start + action_offsets])
         return Samples(np.stack(pictures), np.stack(states), np.stack(actions))
 
     def _open(self, row: int) -> tuple[EpisodeReader, _Timeline]:
-        with self._lock:
-            if row not in self._opened:
-                uri, size = self._rows.column("uri")[row].as_py(), self._rows.column("bytes")[row].as_py()
-                reader = open_episode(self._lake, uri, size)
-                self._opened[row] = (reader, _timeline(reader, self._observation))
-            return self._opened[row]
+        if row not in self._opened:
+            uri, size = self._rows.column("uri")[row].as_py(), self._rows.column("bytes")[row].as_py()
+            reader = open_episode(self._lake, uri, size)
+            self._opened[row] = (reader, _timeline(reader, self._observation))
+            if len(self._opened) > MOST_OPEN:
+                self._opened.popitem(last=False)
+        self._opened.move_to_end(row)
+        return self._opened[row]
 
-    def _pictures(self, row: int, frames: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Pictures `(len(frames), cameras, height, width, 3)`."""
+    def _look(self, row: int, frames: NDArray[np.int64]) -> tuple[_Timeline, NDArray[np.uint8]]:
+        """An episode's values, and its pictures `(len(frames), cameras, height, width, 3)`."""
         if row in self._decoded:
-            return self._decoded[row][frames]
+            timeline, pictures = self._decoded[row]
+            return timeline, pictures[frames]
         reader, timeline = self._open(row)
         length = len(timeline.states)
         height, width = self._observation.size
         size_bytes = length * len(self._observation.cameras) * height * width * 3
-        with self._lock:
-            keep = size_bytes <= self._room_bytes and row not in self._decoded
-            if keep:
-                self._room_bytes -= size_bytes
+        keep = size_bytes <= self._room_bytes
         wanted = np.arange(length) if keep else frames
         decoded = np.stack(
             [
@@ -162,10 +167,12 @@ class WindowReader:
             ],
             axis=1,
         )
-        if keep:
-            self._decoded[row] = decoded
-            return decoded[frames]
-        return decoded
+        if not keep:
+            return timeline, decoded
+        self._room_bytes -= size_bytes
+        self._decoded[row] = timeline, decoded
+        del self._opened[row]
+        return timeline, decoded[frames]
 
 
 def _timeline(reader: EpisodeReader, observation: Observation) -> _Timeline:

@@ -72,6 +72,11 @@ class Simulators:
         self.versions: dict[str, str] = {}
 
     def take(self) -> Simulator:
+        """A simulator that nobody uses, opened where none is.
+
+        Raises:
+            SimulatorError: it cannot be opened. No rollout is to blame for that.
+        """
         simulator = self._idle.get()
         if simulator is None:
             try:
@@ -97,7 +102,11 @@ class Simulators:
 def roll_out(
     simulators: Simulators, name: str, policy: Policy, plan: Evaluate, number: int, seed: int, videos: Path
 ) -> Rollout:
-    """One rollout of `plan.max_steps` control steps, to its end whatever happens on the way."""
+    """One rollout of `plan.max_steps` control steps, to its end whatever happens on the way.
+
+    Raises:
+        SimulatorError: no simulator can be opened.
+    """
     init_state = plan.first_init_state + number
     policy_seed = seed * 1_000_000 + number
     asked: dict[str, Any] = {
@@ -109,9 +118,8 @@ def roll_out(
     }
     success: list[bool] = []
     film: list[NDArray[np.uint8]] = []
-    usable, simulator = True, None
+    simulator, usable = simulators.take(), True
     try:
-        simulator = simulators.take()
         generator = seeded(torch.device("cpu"), policy_seed)
         seen = simulator.reset(init_state, seed=init_state)
         at_reset = seen.success[-1]
@@ -133,8 +141,7 @@ def roll_out(
             video=None,
         )
     finally:
-        if simulator is not None:
-            simulators.give_back(simulator, usable=usable)
+        simulators.give_back(simulator, usable=usable)
     video = None
     if number < FILMED[name]:
         video = f"videos/{name}_{number:02d}.mp4"
@@ -157,20 +164,25 @@ def _side_by_side(seen: Snapshot, policy: Policy) -> NDArray[np.uint8]:
 def roll_out_all(
     plan: Evaluate, policies: dict[str, Policy], seed: int, settings: Settings, videos: Path
 ) -> Iterator[tuple[Rollout, dict[str, str]]]:
-    """All rollouts of all policies, as they finish, with the simulator's versions."""
+    """All rollouts of all policies, as they finish, with the simulator's versions.
+
+    Raises:
+        SimulatorError: no simulator can be opened; rollouts that have not begun are then left.
+    """
     cameras = policies["trained"].observation.cameras
     simulators = Simulators(plan, cameras, settings.mujoco_gl, settings.rollout_workers)
     names = ("trained", *plan.controls)
+    pool = ThreadPoolExecutor(settings.rollout_workers)
     try:
-        with ThreadPoolExecutor(settings.rollout_workers) as pool:
-            waiting = [
-                pool.submit(roll_out, simulators, name, policies[name], plan, number, seed, videos)
-                for name in names
-                for number in range(plan.rollouts)
-            ]
-            for done in as_completed(waiting):
-                yield done.result(), simulators.versions
+        waiting = [
+            pool.submit(roll_out, simulators, name, policies[name], plan, number, seed, videos)
+            for name in names
+            for number in range(plan.rollouts)
+        ]
+        for done in as_completed(waiting):
+            yield done.result(), simulators.versions
     finally:
+        pool.shutdown(cancel_futures=True)
         simulators.close()
 
 

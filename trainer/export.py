@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from megahour.files import sha256_of, sync_directory, write_atomically
+from megahour.files import sha256_of, sync_directory, sync_file, write_atomically
 from trainer import checkpoint
 from trainer.config import ModelConfig
 from trainer.model import WorldActionModel
@@ -53,6 +53,8 @@ def export(run_dir: Path, step: int) -> Path:
     text = json.dumps({"step": step, **saved.facts}, sort_keys=True)
     save_file(weights, partial / "model.safetensors", metadata={"megahour": text})
     torch.save({"weights": weights, "facts": text}, partial / "model.pt")
+    for name in ("model.safetensors", "model.pt"):
+        sync_file(partial / name)
     digest = sha256_of(partial / "model.safetensors")
     described = {"step": step, "sha256": digest, "parameters": sum(w.numel() for w in weights.values()), **saved.facts}
     write_atomically(partial / "export.json", json.dumps(described, indent=1, sort_keys=True).encode())

@@ -156,7 +156,7 @@ class Block(nn.Module):
         time: Tensor,
         past_angles: Tensor,
         angles: Tensor,
-        past_mask: Tensor | None,
+        past_mask: Tensor,
         mask: Tensor | None,
         context: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
@@ -415,7 +415,7 @@ class WorldActionModel(nn.Module):
         return Prediction(video, self.action_decoder(self.action_norm(x[:, count:])))
 
 
-def _past_mask(block: Tensor, is_state: Tensor, key_block: Tensor, key_is_state: Tensor) -> Tensor | None:
+def _past_mask(block: Tensor, is_state: Tensor, key_block: Tensor, key_is_state: Tensor) -> Tensor:
     """Who sees whom in the clean past: pictures see pictures up to their own block, a state sees itself."""
     pictures = ~is_state[:, None] & ~key_is_state[None] & (key_block[None] <= block[:, None])
     states = is_state[:, None] & key_is_state[None] & (key_block[None] == block[:, None])

@@ -50,14 +50,14 @@ class Muon(Optimizer):
                 updates = self._share_work(matrices, [self._momentum(p, group["momentum"]) for p in matrices])
                 for p, update in zip(matrices, updates, strict=True):
                     scale = 0.2 * max(p.shape) ** 0.5
-                    _local(p).add_(update, alpha=-group["lr"] * scale)
+                    local(p).add_(update, alpha=-group["lr"] * scale)
 
     def _momentum(self, p: nn.Parameter, momentum: float) -> Tensor:
         """This rank's rows of the Nesterov momentum."""
         state = self.state[p]
         if not state:
             state["momentum"] = torch.zeros_like(p)
-        grad, buffer = _local(p.grad), _local(state["momentum"])
+        grad, buffer = local(p.grad), local(state["momentum"])
         buffer.lerp_(grad, 1 - momentum)
         return grad.lerp(buffer, momentum)
 
@@ -91,7 +91,8 @@ class Muon(Optimizer):
         return [mine[i] for i in range(len(matrices))]
 
 
-def _local(tensor: Tensor | None) -> Tensor:
+def local(tensor: Tensor | None) -> Tensor:
+    """This rank's part of a sharded tensor; a plain one as it is."""
     assert tensor is not None
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

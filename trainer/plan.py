@@ -71,11 +71,19 @@ def make_plan(intent: Intent, manifest: Manifest) -> Plan:
         )
     except ValueError as error:
         raise TrainingError(str(error)) from error
+    frames, actions = model.frames_per_block, model.actions_per_block
+    if (frames, actions) != (len(windows.future_frames), windows.actions):
+        raise TrainingError(
+            f"The model denoises {frames} pictures and {actions} actions per block, and the recipe's windows hold "
+            f"{len(windows.future_frames)} and {windows.actions}: leave both out of train.overrides"
+        )
     if model.text_dim:
         raise TrainingError(
             f"Preset {train.preset} sees pictures through frozen video, image and text encoders, whose weights are not "
             "installed here: use preset nano, or a shape of your own with text_dim: 0 in train.overrides"
         )
+    if not observation.cameras:
+        raise TrainingError(f"The recipe {intent.recipe} names no cameras, and a world model needs one: add some")
     _, patch_height, patch_width = model.patch
     height, width = observation.size
     for name, size, patch in (("height", height, patch_height), ("width", width, patch_width)):

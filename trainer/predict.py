@@ -77,7 +77,7 @@ def foresee(
         {"frames_ahead": ahead, "model": decibels(float(m)), "copy_last": decibels(float(c))}
         for ahead, m, c in zip(windows.future_frames, *errors, strict=True)
     ]
-    chosen = torch.linspace(0, len(video) - 1, SHOWN_WINDOWS).long()
+    chosen = torch.linspace(0, len(video) - 1, min(SHOWN_WINDOWS, len(video))).long()
     shown = [copy[chosen, :, :1]]
     for frame in range(video.shape[2]):
         shown += [part[chosen, :, frame : frame + 1] for part in (batch.future, video, copy)]

@@ -68,9 +68,12 @@ def join_ranks() -> Place:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world))
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("shard",))
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    attempt = f"{os.environ.get('MEGAHOUR_ATTEMPT', '1')}.{restart}"
-    return Place(dist.get_rank(), dist.get_world_size(), device, mesh, attempt)
+    return Place(dist.get_rank(), dist.get_world_size(), device, mesh, attempt_name())
+
+
+def attempt_name() -> str:
+    """Which start of the ranks this is: the job's attempt, and torchrun's restart within it."""
+    return f"{os.environ.get('MEGAHOUR_ATTEMPT', '1')}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def build_model(config: ModelConfig, seed: int, place: Place) -> WorldActionModel:

@@ -30,9 +30,9 @@ from trainer import checkpoint
 from trainer.data import Normalization, Samples, WindowReader, prefetch, rank_slice, to_batch
 from trainer.flow import Batch, draw_noise, losses, seeded
 from trainer.model import WorldActionModel
-from trainer.optimizer import make_optimizers, rate_factor
+from trainer.optimizer import local, make_optimizers, rate_factor
 from trainer.plan import Plan, TrainingError, make_plan
-from trainer.ranks import Place, StopFlag, build_model, join_ranks
+from trainer.ranks import Place, StopFlag, attempt_name, build_model, join_ranks
 from trainer.validation import measure_copy_error, validate, validation_batches
 
 LOG_EVERY = 10
@@ -68,10 +68,9 @@ class Clock:
         self.steps += 1
 
     def read(self) -> dict[str, float]:
-        """Mean losses and seconds per step; starts anew."""
+        """Mean losses and seconds per step."""
         dynamics, action = (total / self.steps for total in self.sums)
         step_s = (time.monotonic() - self.started) / self.steps
-        self.__init__()  # type: ignore[misc]
         return {"loss": dynamics + action, "dynamics_loss": dynamics, "action_loss": action, "step_s": step_s}
 
     def pause(self, seconds: float) -> None:
@@ -100,7 +99,7 @@ class Trainer:
         """One optimizer step; returns the mean losses, and whether any rank was asked to stop.
 
         Raises:
-            TrainingError: the loss is not finite, on all ranks alike.
+            TrainingError: the loss or its gradient is not finite, on all ranks alike.
         """
         plan, place = self.plan, self.place
         batch = to_batch(samples, self.normalization, plan.model, place.device)
@@ -108,7 +107,7 @@ class Trainer:
         with place.autocast():
             loss = losses(self.model, batch, noise, self.copy_error)
         loss.total.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), plan.optimizer.clip_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), plan.optimizer.clip_norm)
         factor = rate_factor(step, plan.train.steps, plan.optimizer.warmup_steps)
         rates = (plan.optimizer.muon_rate, plan.optimizer.adamw_rate)
         for optimizer, rate in zip(self.optimizers, rates, strict=True):
@@ -116,13 +115,17 @@ class Trainer:
                 group["lr"] = rate * factor
             optimizer.step()
             optimizer.zero_grad()
-        # one small collective a step: losses to report, and whether a rank was asked to stop
-        shared = torch.stack([loss.dynamics.detach(), loss.action.detach(), torch.full_like(loss.action, float(stop))])
+        # One small collective a step. The norm is in it because a finite loss may have a gradient that is not, and the
+        # weights of such a step must not become a checkpoint.
+        shared = torch.stack(
+            [loss.dynamics.detach(), loss.action.detach(), local(norm).detach(), loss.action.new_tensor(float(stop))]
+        )
         dist.all_reduce(shared)
-        dynamics, action, stopping = (shared / place.world).tolist()
-        if not math.isfinite(dynamics + action):
+        dynamics, action, norms, stopping = (shared / place.world).tolist()
+        if not math.isfinite(dynamics + action + norms):
             raise TrainingError(
-                f"The loss of step {step} is not finite: look for NaN in the episodes' quality, or lower the rates"
+                f"The loss of step {step} or its gradient is not finite: look for NaN in the episodes' quality, or "
+                "lower the rates"
             )
         return dynamics, action, stopping > 0
 
@@ -152,6 +155,7 @@ class Trainer:
                 if done % LOG_EVERY == 0 or last:
                     factor = rate_factor(step, train.steps, self.plan.optimizer.warmup_steps)
                     self.report("step", done, learning_rate=self.plan.optimizer.muon_rate * factor, **clock.read())
+                    clock = Clock()
                 paused = time.monotonic()
                 if done % train.validate_every == 0 or last:
                     self.validate(done)
@@ -182,6 +186,9 @@ def resume(
         for step in committed_steps(run_dir):
             if step > (choice[0].step if choice[0] else 0):
                 checkpoint.set_aside(checkpoint.directory(run_dir, step))
+        if choice[0] is not None:
+            # `latest` may name what was set aside, or the one before: an attempt can die between commit and naming
+            checkpoint.name_latest(choice[0].path)
     dist.broadcast_object_list(choice)
     found = choice[0]
     if found is None:
@@ -260,7 +267,8 @@ def main() -> None:
         train(run_dir, stop, Settings())
     except Exception as error:
         if os.environ.get("RANK", "0") == "0":
-            append_event(run_dir, "failed", step=0, error=f"{type(error).__name__}: {error}")
+            error_text = f"{type(error).__name__}: {error}"
+            append_event(run_dir, "failed", step=0, attempt=attempt_name(), error=error_text)
         raise
     finally:
         if dist.is_initialized():

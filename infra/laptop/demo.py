@@ -6,7 +6,6 @@ are at hand) and does nothing more by hand. Interrupted, it goes on where it was
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
 import os
@@ -33,6 +32,7 @@ from infra.laptop.report import demo_json, read_demo, show_report, write_demo
 from infra.laptop.terminal import Board
 from megahour.files import write_atomically
 from megahour.manifest.recipe import Recipe, load_recipe
+from megahour.parent import die_with_parent
 from megahour.settings import Settings
 from megahour.storage import Lake, head, open_lake
 
@@ -155,11 +155,6 @@ def megahour(*arguments: str) -> None:
     code = subprocess.run(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent).returncode
     if code != 0:
         raise DemoError(f"`megahour {' '.join(arguments)}` failed with code {code}; the reason is above")
-
-
-def die_with_parent() -> None:
-    """In a child before it starts: let the kernel end it when its parent is gone (prctl PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def bring_in(lake: Lake, settings: Settings, real: Path | None, clock: Clock, say: Console) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 
 class _Part(BaseModel):
@@ -27,9 +28,15 @@ class Windows(_Part):
     All steps are frames of the slowest camera.
     """
 
-    future_frames: tuple[int, ...] = (4, 8)
+    future_frames: tuple[int, ...] = Field((4, 8), min_length=1)
     actions: int = Field(8, gt=0)
     stride: int = Field(1, gt=0)
+
+    @model_validator(mode="after")
+    def _future_comes_later(self) -> Windows:
+        if not all(before < after for before, after in pairwise((0, *self.future_frames))):
+            raise ValueError(f"future_frames count from the first picture on, ascending: {self.future_frames} do not")
+        return self
 
     @property
     def span(self) -> int:
@@ -41,7 +48,7 @@ class Observation(_Part):
     """Which topics a sample reads, and the size (height, width) its pictures are scaled to."""
 
     cameras: tuple[str, ...]
-    size: tuple[int, int] = (64, 64)
+    size: tuple[PositiveInt, PositiveInt] = (64, 64)
     state: str = "state"
     action: str = "action"
 
@@ -53,7 +60,7 @@ class Train(_Part):
     preset: str = "nano"
     steps: int = Field(300, gt=0)
     batch: int = Field(64, gt=0)
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     checkpoint_every: int = Field(100, gt=0)
     validate_every: int = Field(100, gt=0)
     overrides: dict[str, Any] = Field(default_factory=dict)
@@ -65,7 +72,7 @@ class Evaluate(_Part):
     simulator: Literal["metaworld"]
     task: str
     rollouts: int = Field(20, gt=0)
-    first_init_state: int = 0
+    first_init_state: int = Field(0, ge=0)
     max_steps: int = Field(200, gt=0)
     execute: int = Field(4, gt=0)
     controls: tuple[Literal["untrained", "blind"], ...] = ("untrained", "blind")
@@ -111,12 +118,3 @@ def load_recipe(path: Path) -> Recipe:
     if recipe.name != path.stem:
         raise RecipeError(f"{path} is named {path.stem}, and the recipe in it {recipe.name}: give both one name")
     return recipe
-
-
-def load_recipes(folder: Path) -> dict[str, Recipe]:
-    """All recipes of a folder by name.
-
-    Raises:
-        RecipeError: one of the files cannot be used.
-    """
-    return {path.stem: load_recipe(path) for path in sorted(folder.glob("*.yaml"))}

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from tests.trainer.toy import SHAPE, write_moving_square
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 TASK = "button-press-topdown-v3"
+ROLES = ("code-server", "daemon")
 SIMULATES = importlib.util.find_spec("metaworld") is not None
-TOYS = 6
-PRESS = {
+TOYS = 4
+STEPS, EVERY = 20, 10
+PRESS: dict[str, Any] = {
     "name": "press",
     "mixture": [{"name": "experts", "filter": f"robot = 'sawyer' AND task = '{TASK}'"}],
     "validation_share": 0.3,
@@ -37,14 +39,16 @@ PRESS = {
     "windows": {"future_frames": [4, 8], "actions": 8},
     "train": {
         "launch": True,
-        "steps": 8,
+        "steps": STEPS,
         "batch": 4,
-        "checkpoint_every": 4,
-        "validate_every": 8,
+        "checkpoint_every": EVERY,
+        "validate_every": EVERY,
         "overrides": SHAPE,
     },
     "evaluate": {"simulator": "metaworld", "task": TASK, "rollouts": 2, "first_init_state": 1000, "max_steps": 12},
 }
+RECIPE = PRESS if SIMULATES else toy_recipe(steps=STEPS, checkpoint_every=EVERY, validate_every=EVERY)
+TRAINED_ON = 3 if SIMULATES else TOYS
 BAD = {
     "landing/lab/toy/broken.hdf5": "truncated",
     "landing/lab/g1#episode=1": "missing_video",
@@ -78,32 +82,22 @@ def fill(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    """A pipeline that was given recordings and recipes, and was left alone until it had nothing more to do."""
+    """A pipeline that was given recordings and a recipe, and was left alone until it had nothing more to do."""
     folder = tmp_path_factory.mktemp("pipeline")
     fill(folder / "incoming")
-    with pipeline(folder, roles=("code-server", "daemon")) as started:
-        started.write_recipe(toy_recipe(steps=20, checkpoint_every=10, validate_every=10))
-        if SIMULATES:
-            started.write_recipe(PRESS)
+    with pipeline(folder, roles=ROLES) as started:
+        started.write_recipe(RECIPE)
         started.landing.mkdir(parents=True)
         (folder / "incoming").rename(started.landing / "lab")
-        runs = started.wait_for(lambda: all_runs(started), "every recipe has its training run", 300)
-        started.wait_for(lambda: all_evaluated(started, runs), "every run is evaluated", 300)
+        started.wait_for(started.run_dirs, "a training run", 300)
+        started.wait_for(lambda: started.materializations("evaluation"), "the evaluation", 300)
         started.wait_for_rest()
         yield started
 
 
-def all_runs(running: Pipeline) -> list[Path]:
-    found = running.run_dirs()
-    return found if len(found) == len(list(running.recipes.glob("*.yaml"))) else []
-
-
-def all_evaluated(running: Pipeline, runs: Iterable[Path]) -> bool:
-    return all(running.materializations("evaluation", run_dir.name) for run_dir in runs)
-
-
-def run_of(running: Pipeline, recipe: str) -> Path:
-    (found,) = (run_dir for run_dir in running.run_dirs() if read_intent(run_dir).recipe == recipe)
+@pytest.fixture(scope="module")
+def run_dir(running: Pipeline) -> Path:
+    (found,) = running.run_dirs()
     return found
 
 
@@ -120,11 +114,10 @@ def reported_steps(running: Pipeline, run_key: str) -> list[int]:
     return [int((found.tags or {})[STEP_TAG]) for found in running.materializations("checkpoint", run_key)]
 
 
-def test_what_landed_is_carried_to_an_evaluated_checkpoint_with_no_hand(running: Pipeline) -> None:
+def test_what_landed_is_carried_to_an_evaluated_checkpoint_with_no_hand(running: Pipeline, run_dir: Path) -> None:
     assert query(running.lake, "FROM episodes WHERE robot = 'toy'").num_rows == TOYS
     assert query(running.lake, "FROM episode_quality").num_rows == query(running.lake, "FROM episodes").num_rows
-    run_dir = run_of(running, "toy")
-    assert committed_steps(run_dir) == [10, 20]
+    assert committed_steps(run_dir) == [EVERY, STEPS]
     assert (run_dir / "export/step_000020/model.safetensors").stat().st_size > 0
     assert (run_dir / "export/step_000020/model.pt").stat().st_size > 0
     summary = json.loads((run_dir / "evaluation/step_000020/summary.json").read_text())
@@ -132,23 +125,16 @@ def test_what_landed_is_carried_to_an_evaluated_checkpoint_with_no_hand(running:
     assert running.failed_runs() == []
 
 
-def test_each_stage_ran_once_and_each_checkpoint_was_reported_once(running: Pipeline) -> None:
-    for run_dir in running.run_dirs():
-        assert reported_steps(running, run_dir.name) == committed_steps(run_dir)
-        kinds = Counter(event["kind"] for _, event in read_events(run_dir))
-        assert kinds["started"] == kinds["finished"] == 1 and kinds["resumed"] == 0
-    runs = Counter(
-        (run.job_name, run.tags.get("dagster/partition", "")) for run in running.instance.get_runs(limit=100)
-    )
-    assert set(runs.values()) == {1}
-    assert Counter(job for job, _ in runs) == {
-        "ingest": 1,
-        **dict.fromkeys(("manifests", "train", "evaluate"), len(running.run_dirs())),
-    }
+def test_each_stage_ran_once_and_each_checkpoint_was_reported_once(running: Pipeline, run_dir: Path) -> None:
+    assert reported_steps(running, run_dir.name) == [EVERY, STEPS]
+    kinds = Counter(event["kind"] for _, event in read_events(run_dir))
+    assert kinds["started"] == kinds["finished"] == 1 and kinds["resumed"] == 0
+    runs = Counter(run.job_name for run in running.instance.get_runs(limit=100))
+    assert runs == {"ingest": 1, "manifests": 1, "train": 1, "evaluate": 1}
 
 
-def test_metadata_shows_numbers_and_pictures(running: Pipeline) -> None:
-    run_key = run_of(running, "toy").name
+def test_metadata_shows_numbers_and_pictures(running: Pipeline, run_dir: Path) -> None:
+    run_key = run_dir.name
     (landed,) = map(shown, running.materializations("recordings"))
     total = query(running.lake, "FROM recordings").num_rows
     assert landed["planned_recordings"] >= landed["new"] == total > TOYS
@@ -157,30 +143,27 @@ def test_metadata_shows_numbers_and_pictures(running: Pipeline) -> None:
     assert is_picture(episodes["contact_sheet"])
     (curated,) = map(shown, running.materializations("curated_episodes"))
     assert curated["dagster/row_count"] == episodes["ingested"] and is_picture(curated["durations"])
-    (manifest,) = map(shown, running.materializations("manifest", "toy"))
-    assert manifest["dagster/row_count"] == TOYS and manifest["windows"] > 0 and "| train |" in manifest["splits"]
+    (manifest,) = map(shown, running.materializations("manifest", RECIPE["name"]))
+    assert manifest["dagster/row_count"] == TRAINED_ON and manifest["windows"] > 0 and "| train |" in manifest["splits"]
     for checkpoint in map(shown, running.materializations("checkpoint", run_key)):
         assert checkpoint["loss"] > 0 and checkpoint["validation_loss"] > 0
         assert checkpoint["manifest_digest"] == manifest["digest"]
         assert is_picture(checkpoint["loss_curve"])
     (evaluation,) = map(shown, running.materializations("evaluation", run_key))
-    assert evaluation["step"] == 20 and evaluation["video_db_model"] > 0 and is_picture(evaluation["prediction"])
+    assert evaluation["step"] == STEPS and evaluation["video_db_model"] > 0 and is_picture(evaluation["prediction"])
     curve = [shown_at for found in running.observations("training_run", run_key) if (shown_at := found.metadata)]
-    assert [point["step"].value for point in curve if "loss" in point] == [10, 20]
+    assert [point["step"].value for point in curve if "loss" in point] == [EVERY, STEPS]
 
 
-def test_every_asset_check_passes(running: Pipeline) -> None:
+def test_every_asset_check_passes(running: Pipeline, run_dir: Path) -> None:
     found = running.checks()
     assert {name: str(verdict.description) for name, verdict in found.items() if not verdict.passed} == {}
-    runs, recipes = ([path.name for path in running.run_dirs()], [path.stem for path in running.recipes.iterdir()])
     (batch,) = running.instance.get_dynamic_partitions("ingest_batch")
+    run, recipe = run_dir.name, RECIPE["name"]
     expected = {("episodes", name, batch) for name in ("row_counts_equal_landed", "no_duplicates", "containers_open")}
-    expected |= {
-        ("manifest", n, recipe) for n in ("splits_are_disjoint", "digest_is_reproducible") for recipe in recipes
-    }
-    expected |= {("training_run", "run_is_alive", run) for run in runs}
-    expected |= {("checkpoint", "loads_and_is_finite", run) for run in runs}
-    expected |= {("evaluation", name, run) for name in ("enough_rollouts", "no_regression") for run in runs}
+    expected |= {("manifest", name, recipe) for name in ("splits_are_disjoint", "digest_is_reproducible")}
+    expected |= {("training_run", "run_is_alive", run), ("checkpoint", "loads_and_is_finite", run)}
+    expected |= {("evaluation", name, run) for name in ("enough_rollouts", "no_regression")}
     assert set(found) == expected
 
 
@@ -199,8 +182,7 @@ def test_bad_recordings_are_held_with_a_reason_and_the_rest_of_their_batch_goes_
 
 @pytest.mark.simulator
 @pytest.mark.skipif(not SIMULATES, reason="the simulation extra is not installed")
-def test_rollouts_in_the_simulator_are_rows_videos_and_a_summary(running: Pipeline) -> None:
-    run_dir = run_of(running, "press")
+def test_rollouts_in_the_simulator_are_rows_videos_and_a_summary(running: Pipeline, run_dir: Path) -> None:
     (evaluation,) = running.materializations("evaluation", run_dir.name)
     assert (evaluation.tags or {})[RUN_TAG] == run_dir.name
     metadata = shown(evaluation)
@@ -209,7 +191,9 @@ def test_rollouts_in_the_simulator_are_rows_videos_and_a_summary(running: Pipeli
     assert [(row["policy"], row["init_state"]) for row in found] == [
         (policy, 1000 + i) for policy in ("blind", "trained", "untrained") for i in range(2)
     ]
-    assert {(row["run_key"], row["step"], row["steps"], row["error"]) for row in found} == {(run_dir.name, 8, 12, None)}
+    assert {(row["run_key"], row["step"], row["steps"], row["error"]) for row in found} == {
+        (run_dir.name, STEPS, 12, None)
+    }
     assert all(json.loads(row["versions"])["mujoco"] for row in found)
     videos = [row["video"] for row in found if row["video"]]
     assert len(videos) == 4
@@ -225,30 +209,32 @@ def test_rollouts_in_the_simulator_are_rows_videos_and_a_summary(running: Pipeli
     assert [rate["policy"] for rate in told["success"]] == ["trained", "untrained", "blind"]
 
 
-def test_with_dagsters_database_gone_lineage_says_the_same_and_nothing_is_done_twice(running: Pipeline) -> None:
-    runs = [run_dir.name for run_dir in running.run_dirs()]
-    episodes = query(running.lake, "SELECT episode_id FROM episodes ORDER BY key LIMIT 2")["episode_id"].to_pylist()
+def test_with_dagsters_database_gone_lineage_says_the_same_and_nothing_is_done_twice(
+    running: Pipeline, run_dir: Path
+) -> None:
+    run = run_dir.name
+    rows = query(running.lake, "SELECT episode_id, robot FROM episodes ORDER BY key").to_pylist()
+    used = next(row["episode_id"] for row in rows if (row["robot"] == "sawyer") is SIMULATES)
 
     def lineage() -> list[Any]:
-        of_episodes = [running.cli("lineage", "--episode", episode) for episode in episodes]
-        return [running.cli("lineage", run) for run in runs] + of_episodes
+        return [running.cli("lineage", run), running.cli("lineage", "--episode", used)]
 
-    before, told = state_of(running), lineage()
-    for run, found in zip(runs, told, strict=False):
-        assert [checkpoint["step"] for checkpoint in found["checkpoints"]] == committed_steps(running.runs_dir / run)
-        assert found["episodes"] and found["recordings"] and found["table_versions"]["episodes"] >= 0
-        assert found["manifest"]["digest"] == read_intent(running.runs_dir / run).manifest_digest
-    assert any(run["run_key"] in runs for episode in told[len(runs) :] for run in episode["runs"])
+    before, (of_run, of_episode) = state_of(running), lineage()
+    assert [checkpoint["step"] for checkpoint in of_run["checkpoints"]] == [EVERY, STEPS]
+    assert of_run["manifest"]["digest"] == read_intent(run_dir).manifest_digest
+    assert of_run["table_versions"]["episodes"] >= 0
+    assert len(of_run["episodes"]) == len(of_run["recordings"]) == TRAINED_ON
+    assert used in [episode["episode_id"] for episode in of_run["episodes"]]
+    assert [(user["run_key"], len(user["checkpoints"])) for user in of_episode["runs"]] == [(run, 2)]
 
     running.wipe()
-    assert lineage() == told
-    running.start("code-server", "daemon")
-    running.wait_for(lambda: all_evaluated(running, running.run_dirs()), "the evaluations are told again", 300)
+    assert lineage() == [of_run, of_episode]
+    running.start(*ROLES)
+    running.wait_for(lambda: running.materializations("evaluation", run), "the evaluation is told again", 300)
     running.wait_for_rest()
-    assert state_of(running) == before
-    assert lineage() == told
-    for run in runs:
-        assert reported_steps(running, run) == committed_steps(running.runs_dir / run)
+    assert_same(state_of(running), before)
+    assert lineage() == [of_run, of_episode]
+    assert reported_steps(running, run) == [EVERY, STEPS]
     for asset in ("recordings", "episodes", "episode_quality", "curated_episodes", "manifest"):
         assert running.materializations(asset), asset
     assert running.failed_runs() == []
@@ -266,7 +252,7 @@ def test_landing_again_under_other_names_and_touching_files_changes_no_row(runni
         os.utime(path)
     looked_at = running.wait_for(lambda: landed_again(running, first), "both are ingested again")
     running.wait_for_rest()
-    assert state_of(running) == before
+    assert_same(state_of(running), before)
     reports = [shown(found) for batch in looked_at for found in running.materializations("episodes", batch)]
     assert sum(report["skipped"] for report in reports) >= 2 * TOYS
     assert sum(report["ingested"] for report in reports) == 0
@@ -278,6 +264,11 @@ def landed_again(running: Pipeline, before: set[str]) -> set[str]:
     new = set(running.instance.get_dynamic_partitions("ingest_batch")) - before
     done = {batch for batch in new if running.materializations("episode_quality", batch)}
     return done if done == new and len(new) >= 2 else set()
+
+
+def assert_same(now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    for part in before:
+        assert now[part] == before[part], f"{part} changed"
 
 
 def state_of(running: Pipeline) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """Launching a run: one job per attempt, whoever asks, and however the asker dies."""
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from megahour.runs import write_intent
+from megahour.runs import Intent, write_intent
 from resources.clusters.protocol import JobState
-from resources.training import done_step, launch, read_attempts, training_command
+from resources.training import done_step, launch, new_runs, read_attempts, training_command
 from tests.sensors.world import FakeCluster, intent
 
 
@@ -43,6 +45,16 @@ def test_killed_between_submission_and_record_it_attaches(run_dir: Path) -> None
     (run_dir / "attempts.jsonl").write_text('{"attempt": 1, "job')
     assert launch(cluster, "fake", run_dir, 2).job_id == job
     assert list(cluster.states) == [job]
+    assert [attempt.job_id for attempt in read_attempts(run_dir)] == [job]
+
+
+def test_the_order_of_a_recipes_overrides_makes_no_new_run(run_dir: Path) -> None:
+    written = intent()
+    train = {**written.config["train"], "overrides": {"layers": 2, "dim": 64}}
+    wanted = replace(written, config={**written.config, "train": train})
+    stored = Intent(**json.loads(json.dumps(asdict(wanted), sort_keys=True)))
+    assert new_runs([wanted], [stored]) == []
+    assert new_runs([wanted], [written]) == [wanted]
 
 
 def test_done_says_the_step(run_dir: Path) -> None:

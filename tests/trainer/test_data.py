@@ -14,6 +14,7 @@ from megahour.episode.reader import open_episode
 from megahour.manifest.build import build_manifest
 from megahour.storage import Lake
 from tests.trainer.toy import RECIPE
+from trainer import data
 from trainer.config import model_config
 from trainer.data import Normalization, WindowReader, nearest, picture_batch, prefetch, rank_slice, to_batch
 
@@ -49,7 +50,15 @@ def test_decoded_episodes_stay_within_the_budget(toy_lake: Lake) -> None:
     episode_bytes = 14 * 32 * 32 * 3
     reader = make_reader(toy_lake, memory_bytes=2 * episode_bytes + 100)
     reader.read(reader.spread(100))
-    assert sum(pictures.nbytes for pictures in reader._decoded.values()) == 2 * episode_bytes
+    assert sum(pictures.nbytes for _, pictures in reader._decoded.values()) == 2 * episode_bytes
+
+
+def test_few_episodes_are_open_at_a_time(toy_lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "MOST_OPEN", 2)
+    plenty, none = make_reader(toy_lake), make_reader(toy_lake, memory_bytes=0)
+    for windows in (plenty.spread(40), plenty.draw((1,), 40)):
+        assert np.array_equal(plenty.read(windows).pictures, none.read(windows).pictures)
+        assert len(none._opened) == 2 and not plenty._opened
 
 
 def test_draws_follow_from_their_seed_and_stay_inside_the_episodes(toy_lake: Lake) -> None:

@@ -114,6 +114,20 @@ def test_an_error_is_a_failure_told_apart_and_the_others_go_on(monkeypatch: pyte
     assert FakeSimulator.opened >= 3
 
 
+def test_without_a_simulator_there_is_no_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = []
+
+    def refuse(*_: object, **__: object) -> FakeSimulator:
+        asked.append(1)
+        raise SimulatorError("There is no OpenGL")
+
+    monkeypatch.setattr(evaluation, "open_simulator", refuse)
+    policies = {name: make_policy() for name in ("trained", "untrained", "blind")}
+    with pytest.raises(SimulatorError, match="no OpenGL"):
+        list(evaluation.roll_out_all(PLAN, policies, 7, Settings(rollout_workers=1), tmp_path))
+    assert len(asked) < PLAN.rollouts, "it goes on asking for what is not there"
+
+
 def test_some_rollouts_of_each_policy_are_filmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rollouts = roll_out_script(monkeypatch, tmp_path, SCRIPT)
     filmed = {r.video for r in rollouts if r.video}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -165,6 +166,11 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_trained_again(toy_lake: La
     assert events(run_dir, "resumed")[0]["step"] == 3
     assert (run_dir / "damaged_step_000006").is_dir()
     assert all((good[name] == value).all() for name, value in weights(run_dir, 6).items())
+    # killed between the last commit and what follows it
+    (run_dir / "DONE").unlink()
+    (run_dir / "latest").write_text("step_000003")
+    assert train(run_dir, ranks=1).returncode == 0
+    assert (run_dir / "DONE").exists() and (run_dir / "latest").read_text() == "step_000006"
 
 
 @pytest.mark.parametrize(
@@ -173,6 +179,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_trained_again(toy_lake: La
         ({"preset": "huge"}, "choose one of nano, 5b, 14b"),
         ({"preset": "14b", "overrides": {}}, "encoders, whose weights are not installed here"),
         ({"overrides": {"patch": (1, 12, 12)}}, "change observation.size"),
+        ({"overrides": {"actions_per_block": 3}}, "2 pictures and 3 actions per block, .* hold 2 and 2"),
     ],
 )
 def test_a_run_that_cannot_work_is_refused_before_it_starts(
@@ -186,8 +193,30 @@ def test_a_run_that_cannot_work_is_refused_before_it_starts(
 def test_a_run_that_fails_says_why_in_its_events(toy_lake: Lake, tmp_path: Path) -> None:
     run_dir, _ = make_run(toy_lake, tmp_path, batch=3)
     assert train(run_dir, ranks=2).returncode != 0
-    assert "does not divide over 2 ranks" in events(run_dir, "failed")[0]["error"]
+    failed = events(run_dir, "failed")[0]
+    assert "does not divide over 2 ranks" in failed["error"] and failed["attempt"] == "1.0"
     assert not (run_dir / "DONE").exists()
+
+
+BROKEN_GRADIENT = """
+import trainer.train
+from trainer.flow import Losses
+real = trainer.train.losses
+def losses(*arguments):
+    found = real(*arguments)
+    nothing = found.action - found.action.detach()
+    return Losses(found.dynamics, found.action + nothing.abs().sqrt())
+trainer.train.losses = losses
+trainer.train.main()
+"""
+
+
+def test_a_step_whose_gradient_is_not_finite_becomes_no_checkpoint(toy_lake: Lake, tmp_path: Path) -> None:
+    run_dir, _ = make_run(toy_lake, tmp_path, checkpoint_every=1)
+    program = [sys.executable, "-c", BROKEN_GRADIENT, "--run-dir", str(run_dir)]
+    assert subprocess.run(program, env=environment(tmp_path / "scratch"), capture_output=True).returncode != 0
+    assert "or its gradient is not finite" in events(run_dir, "failed")[0]["error"]
+    assert committed_steps(run_dir) == []
 
 
 def test_a_disk_too_small_for_the_checkpoints_is_found_before_the_first_step(tmp_path: Path) -> None:
