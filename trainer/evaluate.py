@@ -34,7 +34,6 @@ from megahour.simulators.model import SimulatorError, Snapshot
 from megahour.simulators.process import Simulator, open_simulator
 from megahour.storage import open_lake
 from megahour.success import wilson
-from megahour.warehouse.tables import stable_key
 from trainer.flow import seeded
 from trainer.policy import Policy, load_policies
 from trainer.predict import draw_foresight, foresee
@@ -265,13 +264,12 @@ def evaluate(run_dir: Path, step: int, settings: Settings) -> dict[str, Any]:
 def _write_rows(
     path: Path, rollouts: list[Rollout], plan: Evaluate, run_key: str, step: int, versions: dict[str, str]
 ) -> None:
-    """The rows of the `evaluations` table; `video` becomes the lake's key."""
+    """The rows of the table `evaluations`, whose `key` the append adds; `video` becomes the lake's key."""
     now = datetime.now(UTC).isoformat()
     lines = []
     for rollout in rollouts:
         row = {
             **asdict(rollout),
-            "key": stable_key(f"{run_key}/{step}/{rollout.policy}/{rollout.rollout}"),
             "run_key": run_key,
             "step": step,
             "simulator": plan.simulator,
