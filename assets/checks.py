@@ -11,11 +11,12 @@ from assets.evaluation import chosen_step, evaluation
 from assets.ingest import episodes
 from assets.partitions import ingest_batches, recipes, runs
 from assets.training import checkpoint, training_run
-from megahour.runs import Intent, committed_steps, read_intent
+from megahour.runs import Intent, committed_steps, find_runs, read_intent
 from resources.cluster import ClusterResource
+from resources.clusters.protocol import JobState
 from resources.lake import LakeResource
 from resources.trainer import TrainerError, TrainerResource
-from resources.training import done_step, find_runs, read_attempts
+from resources.training import done_step, read_attempts
 
 OPENED_EPISODES = 8
 """Episode files that one check decodes; all of them were checked once when they were written."""
@@ -69,15 +70,20 @@ def containers_open(context: dg.AssetCheckExecutionContext, lake: LakeResource) 
 @dg.asset_check(
     asset=manifest,
     partitions_def=recipes,
-    description="There is something to train on, and validation shares no episode and no recording's bytes with it.",
+    description="There is something to train on, and validation shares no episode and no episode's bytes with it.",
 )
 def splits_are_disjoint(context: dg.AssetCheckExecutionContext, lake: LakeResource) -> dg.AssetCheckResult:
-    built = latest(context.partition_key, lake)
-    sides = {split: set(built.rows(split)["episode_id"].to_pylist()) for split in ("train", "validation")}
+    import pyarrow.compute as pc
+
+    rows = latest(context.partition_key, lake).table()
+    sides: dict[str, set[str]] = {}
+    for split in ("train", "validation"):
+        side = rows.filter(pc.equal(rows["split"], split))
+        sides[split] = {name for column in ("episode_id", "sha256") for name in side[column].to_pylist()}
     shared = sides["train"] & sides["validation"]
     return dg.AssetCheckResult(
         passed=bool(sides["train"]) and not shared,
-        metadata={**{split: len(ids) for split, ids in sides.items()}, "shared": sorted(shared)[:20]},
+        metadata={**{split: len(names) // 2 for split, names in sides.items()}, "shared": sorted(shared)[:20]},
     )
 
 
@@ -108,8 +114,10 @@ def run_is_alive(
         return dg.AssetCheckResult(passed=True, description=f"finished at step {step}")
     attempts = read_attempts(run_dir)
     state = cluster.open().state(attempts[-1].job_id) if attempts else None
+    # a cluster that cannot be asked says nothing about the run
     return dg.AssetCheckResult(
-        passed=state is not None and state.live,
+        passed=state is not None and (state.live or state is JobState.UNKNOWN),
+        severity=dg.AssetCheckSeverity.WARN if state is JobState.UNKNOWN else dg.AssetCheckSeverity.ERROR,
         description=f"{len(attempts)} attempts, the last is {state.value if state else 'not submitted'}",
         metadata={"attempts": len(attempts)},
     )

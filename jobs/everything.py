@@ -13,10 +13,10 @@ import dagster as dg
 from assets.partitions import RUN_TAG, STEP_TAG, ingest_batches, recipes, runs
 from jobs.asset_jobs import evaluate_job, ingest_job
 from jobs.requests import launch_request, refresh_requests
-from megahour.runs import Intent
+from megahour.runs import Intent, find_runs
 from resources.lake import LakeResource
 from resources.recipes import selections, usable_recipes
-from resources.training import done_step, find_runs, latest_intents, new_runs
+from resources.training import done_step, latest_intents, new_runs
 
 
 @dg.op(description="Ingest what landed, build all manifests, launch what they ask for, evaluate what has finished.")

@@ -41,11 +41,12 @@ def run_key(manifest_digest: str, config: Json, code_version: str, seed: int) ->
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def code_version(root: Path) -> str:
-    """A hash of the Python sources below `root`: the version of code that was never released."""
+def code_version(*roots: Path) -> str:
+    """A hash of the Python sources below `roots`: the version of code that was never released."""
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for root in roots:
+        for path in sorted(root.rglob("*.py")):
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
 
@@ -79,11 +80,11 @@ def read_intent(run_dir: Path) -> Intent:
 
 
 def append_event(run_dir: Path, kind: str, **fields: Any) -> None:
-    """Append one line to `events.jsonl`. Called by rank 0 alone.
+    """Append one line to `events.jsonl`. Called by rank 0 alone, but for `failed`.
 
     Kinds: `started`, `resumed`, `step` (loss, dynamics_loss, action_loss, learning_rate, step_s), `validation`
     (loss, psnr_model_db, psnr_copy_db), `checkpoint` (path, size_bytes), `damaged` (error: a checkpoint that was set
-    aside), `stopped` (a signal), `finished`, `failed` (error). `step` is in all of them, and `attempt` too.
+    aside), `stopped` (a signal), `finished`, `failed` (rank, error). `step` is in all, and `attempt`.
     """
     line = json.dumps({"kind": kind, "time": datetime.now(UTC).isoformat(), **fields}, separators=(",", ":"))
     append_line(run_dir / "events.jsonl", line)
@@ -107,10 +108,22 @@ def read_events(run_dir: Path, offset: int = 0) -> Iterator[tuple[int, Json]]:
             yield offset, event
 
 
+def find_runs(runs_dir: Path) -> Iterator[tuple[Path, Intent | Exception]]:
+    """Every run's directory with its intent, or with what is wrong with it; oldest first, the broken ones last."""
+    found: list[tuple[Path, Intent]] = []
+    broken: list[tuple[Path, Exception]] = []
+    for path in sorted(runs_dir.glob("*/intent.json")):
+        try:
+            found.append((path.parent, read_intent(path.parent)))
+        except (OSError, ValueError, TypeError) as error:
+            broken.append((path.parent, error))
+    yield from sorted(found, key=lambda run: run[1].created_at)
+    yield from broken
+
+
 def run_dirs(runs_dir: Path) -> list[Path]:
-    """The directories of all runs, oldest first."""
-    found = [path.parent for path in runs_dir.glob("*/intent.json")]
-    return sorted(found, key=lambda run_dir: read_intent(run_dir).created_at)
+    """The directories of all runs whose intent can be read, oldest first."""
+    return [run_dir for run_dir, intent in find_runs(runs_dir) if isinstance(intent, Intent)]
 
 
 def committed_steps(run_dir: Path) -> list[int]:

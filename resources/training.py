@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from megahour.files import append_line, sync_directory
 from megahour.manifest.recipe import Recipe
-from megahour.runs import Intent, code_version, read_intent, run_key
+from megahour.runs import Intent, code_version, run_key
 from megahour.storage import Lake
 from resources.clusters.protocol import Cluster, JobSpec, JobState
 
@@ -54,7 +54,7 @@ def intent_of(recipe: Recipe, lake_uri: str, manifest: str, digest: str, version
         raise ValueError(f"The recipe {recipe.name} has no `train` section: add one to train on its manifest")
     evaluate = None if recipe.evaluate is None else recipe.evaluate.model_dump(mode="json")
     config = {"train": recipe.train.model_dump(mode="json", exclude={"launch"}), "evaluate": evaluate}
-    version = trainer_version()
+    version = training_version()
     return Intent(
         run_key=run_key(digest, config, version, recipe.train.seed),
         recipe=recipe.name,
@@ -102,12 +102,17 @@ def identity(intent: Intent) -> tuple[str, str, int]:
     return intent.manifest_digest, json.dumps(intent.config["train"], sort_keys=True), intent.seed
 
 
-def trainer_version() -> str:
-    """The version of the trainer's sources as they are now: a code server lives through many versions of them."""
-    found = importlib.util.find_spec("trainer")
+def training_version() -> str:
+    """The version of the sources that a run executes, as they are now: a code server lives through many of them."""
+    return code_version(*(source_of(package) for package in ("trainer", "megahour")))
+
+
+def source_of(package: str) -> Path:
+    """The folder of a package, found without importing it."""
+    found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
-        raise ModuleNotFoundError("The package `trainer` is not installed here: install megahour (`pip install -e .`)")
-    return code_version(Path(found.submodule_search_locations[0]))
+        raise ModuleNotFoundError(f"The package {package} is not installed here: run `make install`")
+    return Path(found.submodule_search_locations[0])
 
 
 def training_command(run_dir: Path, processes: int) -> tuple[str, ...]:
@@ -160,19 +165,6 @@ def read_attempts(run_dir: Path) -> list[Attempt]:
 def record_attempt(run_dir: Path, attempt: Attempt) -> None:
     append_line(run_dir / "attempts.jsonl", json.dumps(asdict(attempt)))
     sync_directory(run_dir)
-
-
-def find_runs(runs_dir: Path) -> Iterator[tuple[Path, Intent | Exception]]:
-    """Every run's directory with its intent, or with what is wrong with it; oldest first, the broken ones last."""
-    found: list[tuple[Path, Intent]] = []
-    broken: list[tuple[Path, Exception]] = []
-    for path in sorted(runs_dir.glob("*/intent.json")):
-        try:
-            found.append((path.parent, read_intent(path.parent)))
-        except (OSError, ValueError, TypeError) as error:
-            broken.append((path.parent, error))
-    yield from sorted(found, key=lambda run: run[1].created_at)
-    yield from broken
 
 
 def done_step(run_dir: Path) -> int | None:

@@ -6,9 +6,10 @@ import dagster as dg
 
 from assets.partitions import RUN_TAG, STEP_TAG
 from jobs.asset_jobs import evaluate_job
+from megahour.runs import find_runs
 from megahour.settings import Settings
 from resources.lake import LakeResource
-from resources.training import done_step, find_runs
+from resources.training import done_step
 from sensors.reported import materialized
 
 

@@ -5,11 +5,11 @@ import dagster as dg
 from assets.partitions import runs
 from jobs.asset_jobs import train_job
 from jobs.requests import launch_request
-from megahour.runs import Intent
+from megahour.runs import Intent, find_runs
 from megahour.settings import Settings
 from resources.lake import LakeResource
 from resources.recipes import usable_recipes
-from resources.training import find_runs, latest_intents, new_runs
+from resources.training import latest_intents, new_runs
 
 
 @dg.sensor(

@@ -12,12 +12,12 @@ from assets.metadata import picture, rounded
 from assets.partitions import EVENT_TAG, RUN_TAG, STEP_TAG, runs
 from jobs.asset_jobs import train_job
 from jobs.requests import launch_request
-from megahour.runs import Intent, committed_steps, read_events
+from megahour.runs import Intent, committed_steps, find_runs, read_events
 from megahour.settings import Settings
 from resources.cluster import ClusterResource
 from resources.clusters.protocol import Cluster, JobState
 from resources.lake import LakeResource
-from resources.training import done_step, find_runs, read_attempts
+from resources.training import done_step, read_attempts
 from sensors.decide import Act, Point, Watch, act_on_job, metrics, metrics_at, points, unreported, watched
 from sensors.reported import materialized, observed
 

@@ -55,7 +55,8 @@ class Normalization:
     action_mean: Tensor
     action_std: Tensor
 
-    SMALLEST_STD = 1e-2
+    CONSTANT_STD = 1e-6
+    STD_OF_CONSTANTS = 1e-2
 
     @staticmethod
     def of(statistics: dict[str, Any]) -> Normalization:
@@ -66,7 +67,8 @@ class Normalization:
 
         def std(series: str) -> Tensor:
             # a joint that never moved would blow up the first time it does
-            return row(series, "std").clamp(min=Normalization.SMALLEST_STD)
+            std = row(series, "std")
+            return torch.where(std < Normalization.CONSTANT_STD, Normalization.STD_OF_CONSTANTS, std)
 
         return Normalization(row("state", "mean"), std("state"), row("action", "mean"), std("action"))
 
@@ -83,33 +85,38 @@ class _Timeline:
     actions: NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one rank draws from: `rows` (columns `uri, bytes, start, windows`), and where each row's part of the draws
+    ends, ascending to 1.
+    """
+
+    rows: pa.Table
+    ends: NDArray[np.float64]
+
+
 class WindowReader:
-    """Windows of the episodes of one manifest slice (columns `uri, bytes, start, windows, weight`).
+    """Windows of the episodes of one rank's share of a manifest.
 
     Not to be shared by threads.
     """
 
-    def __init__(
-        self, lake: Lake, rows: pa.Table, observation: Observation, windows: Windows, memory_bytes: int
-    ) -> None:
-        if rows.num_rows == 0:
-            raise ValueError("There are no episodes to read: the manifest has none in this split")
+    def __init__(self, lake: Lake, share: Share, observation: Observation, windows: Windows, memory_bytes: int) -> None:
         self._lake = lake
-        self._rows = rows
+        self._rows = share.rows
+        self._ends = share.ends
         self._observation = observation
         self._windows = windows
         self._room_bytes = memory_bytes
         self._opened: OrderedDict[int, tuple[EpisodeReader, _Timeline]] = OrderedDict()
         self._decoded: dict[int, tuple[_Timeline, NDArray[np.uint8]]] = {}
-        self._first = rows.column("start").to_numpy()
-        self._counts = rows.column("windows").to_numpy()
-        share = np.cumsum(rows.column("weight").to_numpy() * self._counts)
-        self._share = share / share[-1]
+        self._first = share.rows.column("start").to_numpy()
+        self._counts = share.rows.column("windows").to_numpy()
 
     def draw(self, seed: tuple[int, ...], count: int) -> NDArray[np.int64]:
         """`count` windows drawn by weight, as `(row, start frame)` pairs `(count, 2)`."""
         random = np.random.default_rng(seed)
-        row = np.searchsorted(self._share, random.random(count), side="right").clip(max=len(self._share) - 1)
+        row = np.searchsorted(self._ends, random.random(count), side="right")
         number = (random.random(count) * self._counts[row]).astype(np.int64)
         return self._starts(row, number)
 
@@ -195,15 +202,22 @@ def nearest(times_ns: TimesNs, wanted_ns: TimesNs) -> NDArray[np.int64]:
     return np.where(wanted_ns - times_ns[left] <= times_ns[right] - wanted_ns, left, right)
 
 
-def rank_slice(rows: pa.Table, rank: int, world: int) -> pa.Table:
-    """The share of the manifest that one rank opens: a contiguous slice of rows, without a copy.
+def rank_share(rows: pa.Table, rank: int, world: int) -> Share:
+    """The part of a manifest that one rank draws from: its stretch of the summed weights, a slice without a copy.
 
-    Rows are in the order of a hash, so a slice is a random share. With fewer rows than ranks all ranks share all rows.
+    All ranks together draw every window in proportion to its row's weight. A row on the border of two stretches is
+    drawn by both, each its part. Rows are in the order of a hash, so a stretch is a random share.
     """
-    if rows.num_rows < world:
-        return rows
-    first, last = rows.num_rows * rank // world, rows.num_rows * (rank + 1) // world
-    return rows.slice(first, last - first)
+    if rows.num_rows == 0:
+        raise ValueError("There are no episodes to read: the manifest has none in this split")
+    ends = np.cumsum(rows.column("weight").to_numpy() * rows.column("windows").to_numpy())
+    ends /= ends[-1]
+    low, high = rank / world, (rank + 1) / world
+    first = int(np.searchsorted(ends, low, side="right"))
+    last = min(int(np.searchsorted(ends, high, side="left")), rows.num_rows - 1)
+    part = (ends[first : last + 1] - low) * world
+    part[-1] = 1.0
+    return Share(rows.slice(first, last + 1 - first), part)
 
 
 def picture_batch(pictures: Tensor) -> Tensor:

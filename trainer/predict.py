@@ -14,7 +14,7 @@ from torch import Tensor
 from megahour.manifest.load import Manifest
 from megahour.manifest.recipe import Observation, Windows
 from megahour.storage import Lake
-from trainer.data import Normalization, WindowReader, to_batch
+from trainer.data import Normalization, WindowReader, rank_share, to_batch
 from trainer.flow import (
     DENOISE_STEPS,
     decibels,
@@ -57,7 +57,9 @@ def foresee(
     if rows.num_rows == 0:
         return None
     windows = Windows.model_validate(facts["windows"])
-    reader = WindowReader(lake, rows, Observation.model_validate(facts["observation"]), windows, memory_bytes=2**28)
+    reader = WindowReader(
+        lake, rank_share(rows, 0, 1), Observation.model_validate(facts["observation"]), windows, memory_bytes=2**28
+    )
     samples = reader.read(reader.spread(HELD_OUT_WINDOWS))
     batch = to_batch(samples, Normalization.of(facts["normalization"]), model.config, torch.device("cpu"))
     copy = last_clean(batch, model.config.frames_per_block)

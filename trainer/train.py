@@ -27,7 +27,7 @@ from megahour.runs import append_event, committed_steps, read_intent
 from megahour.settings import Settings
 from megahour.storage import Lake, open_lake
 from trainer import checkpoint
-from trainer.data import Normalization, Samples, WindowReader, prefetch, rank_slice, to_batch
+from trainer.data import Normalization, Samples, WindowReader, prefetch, rank_share, to_batch
 from trainer.flow import Batch, draw_noise, losses, seeded
 from trainer.model import WorldActionModel
 from trainer.optimizer import local, make_optimizers, rate_factor
@@ -201,10 +201,11 @@ def resume(
 
 def open_split(lake: Lake, plan: Plan, place: Place, split: str, memory_bytes: int) -> WindowReader | None:
     """This rank's share of a split, or None where the split is empty."""
-    rows = rank_slice(plan.manifest.rows(split), place.rank, place.world)
+    rows = plan.manifest.rows(split)
     if rows.num_rows == 0:
         return None
-    return WindowReader(lake, rows, plan.observation, plan.windows, memory_bytes)
+    share = rank_share(rows, place.rank, place.world)
+    return WindowReader(lake, share, plan.observation, plan.windows, memory_bytes)
 
 
 def train(run_dir: Path, stop: StopFlag, settings: Settings) -> None:
@@ -266,9 +267,9 @@ def main() -> None:
     try:
         train(run_dir, stop, Settings())
     except Exception as error:
-        if os.environ.get("RANK", "0") == "0":
-            error_text = f"{type(error).__name__}: {error}"
-            append_event(run_dir, "failed", step=0, attempt=attempt_name(), error=error_text)
+        # every rank for itself: the one that began it says why, the others that they lost it
+        rank, text = int(os.environ.get("RANK", "0")), f"{type(error).__name__}: {error}"
+        append_event(run_dir, "failed", step=0, attempt=attempt_name(), rank=rank, error=text)
         raise
     finally:
         if dist.is_initialized():

@@ -13,13 +13,13 @@ from megahour.ingest.discover import LANDING, by_source, known_recordings
 from megahour.manifest.load import latest_key, read_header
 from megahour.manifest.peek import peek
 from megahour.manifest.recipe import Recipe
-from megahour.runs import Intent, Json, read_events
+from megahour.runs import Intent, Json, find_runs, read_events
 from megahour.settings import Settings
 from megahour.sources import find_recordings
 from megahour.storage import Lake, list_files, read_bytes
 from megahour.warehouse.queries import query
 from megahour.warehouse.tables import table_versions
-from resources.training import done_step, find_runs, identity, latest_intents
+from resources.training import done_step, identity, latest_intents
 
 PHASES = ("ingest", "manifest", "train", "evaluate")
 

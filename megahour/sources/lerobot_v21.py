@@ -90,6 +90,8 @@ def _dataset(root: str, read: Callable[[str], bytes]) -> _Dataset:
             )
         lines = read(root + EPISODES).decode().splitlines()
         episodes = {int(e["episode_index"]): e for e in (json.loads(line) for line in lines if line.strip())}
+        if not episodes:
+            raise SourceError("empty", f"{root}{EPISODES} lists no episode: the dataset has nothing to ingest")
         dataset = _Dataset(root, info, episodes)
         if float(info["fps"]) <= 0:
             raise SourceError("feature_mismatch", f"{root}{INFO} has fps {info['fps']}: it must be positive")

@@ -9,12 +9,12 @@ import yaml
 
 from megahour.manifest.build import build_manifest
 from megahour.manifest.recipe import Recipe, load_recipe
-from megahour.runs import write_intent
+from megahour.runs import find_runs, write_intent
 from megahour.settings import Settings
 from megahour.storage import open_lake
 from megahour.warehouse.tables import append
 from resources.lake import LakeResource
-from resources.training import find_runs, latest_intents
+from resources.training import latest_intents
 from sensors.evaluate import evaluate_checkpoints
 from sensors.launch import launch_training
 from sensors.refresh import refresh
@@ -157,7 +157,7 @@ def test_new_code_alone_launches_nothing(
     build_manifest(lake, recipe)
     [wanted], _ = latest_intents(lake, {"arm": recipe})
     write_intent(settings.runs_dir, wanted)
-    monkeypatch.setattr("resources.training.trainer_version", lambda: "another")
+    monkeypatch.setattr("resources.training.training_version", lambda: "another")
     assert latest_intents(lake, {"arm": recipe})[0][0].run_key != wanted.run_key
     assert not tick(launch_training, instance, None, LAKE).run_requests
 

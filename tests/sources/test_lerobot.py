@@ -75,6 +75,11 @@ def test_an_episode_without_its_rows(tmp_path: Path, dataset: Path) -> None:
     refused(tmp_path, "missing_file", "no data")
 
 
+def test_a_dataset_that_lists_no_episode(tmp_path: Path, dataset: Path) -> None:
+    (dataset / "meta/episodes.jsonl").write_text("\n")
+    refused(tmp_path, "empty", "lists no episode")
+
+
 def test_a_video_one_frame_short(tmp_path: Path, dataset: Path) -> None:
     drop_last_frame(video(dataset))
     refused(tmp_path, "frame_count", "has 220 frames, and its episode has 221 rows")

@@ -16,14 +16,14 @@ from megahour.storage import Lake
 from tests.trainer.toy import RECIPE
 from trainer import data
 from trainer.config import model_config
-from trainer.data import Normalization, WindowReader, nearest, picture_batch, prefetch, rank_slice, to_batch
+from trainer.data import Normalization, WindowReader, nearest, picture_batch, prefetch, rank_share, to_batch
 
 PLENTY = 2**28
 
 
 def make_reader(lake: Lake, rows: pa.Table | None = None, memory_bytes: int = PLENTY) -> WindowReader:
     rows = build_manifest(lake, RECIPE).rows("train") if rows is None else rows
-    return WindowReader(lake, rows, RECIPE.observation, RECIPE.windows, memory_bytes)
+    return WindowReader(lake, rank_share(rows, 0, 1), RECIPE.observation, RECIPE.windows, memory_bytes)
 
 
 def test_a_window_is_what_the_episode_holds_at_its_frames(toy_lake: Lake) -> None:
@@ -88,18 +88,26 @@ def test_validation_windows_are_spread_over_all_episodes(toy_lake: Lake) -> None
     assert len({tuple(w) for w in everything.tolist()}) == len(everything) == reader._rows.num_rows * 12
 
 
-def test_ranks_share_the_rows_without_a_gap_or_an_overlap() -> None:
-    rows = pa.table({"key": list(range(10))})
-    parts = [rank_slice(rows, rank, 4).column("key").to_pylist() for rank in range(4)]
-    assert [key for part in parts for key in part] == list(range(10))
-    assert [rank_slice(rows, rank, 11).num_rows for rank in range(11)] == [10] * 11
+@pytest.mark.parametrize("world", [1, 2, 8, 64])
+def test_the_mixture_is_the_same_on_any_number_of_ranks(world: int) -> None:
+    rows = pa.table({"weight": [20.0, 20.0] + [1.0] * 38, "windows": [12] * 40})
+    drawn = np.zeros(40)
+    for rank in range(world):
+        share = rank_share(rows, rank, world)
+        first = 0 if rank == 0 else int(np.searchsorted(np.cumsum(rows["weight"]) / 78, rank / world, side="right"))
+        drawn[first : first + share.rows.num_rows] += np.diff(share.ends, prepend=0.0) / world
+    assert drawn == pytest.approx(np.array([20, 20] + [1] * 38) / 78)
 
 
-def test_slices_of_a_manifest_do_not_copy_it(toy_lake: Lake) -> None:
+def test_ranks_open_slices_of_the_manifest_and_copy_nothing(toy_lake: Lake) -> None:
     rows = build_manifest(toy_lake, RECIPE).rows("train")
+    shares = [rank_share(rows, rank, 3) for rank in range(3)]
+    assert {key for share in shares for key in share.rows["key"].to_pylist()} == set(rows["key"].to_pylist())
+    assert max(share.rows.num_rows for share in shares) <= rows.num_rows // 3 + 2
     whole = rows.column("windows").chunk(0).buffers()[1].address
-    part = rank_slice(rows, 1, 2).column("windows").chunk(0).buffers()[1].address
-    assert whole == part
+    assert all(share.rows.column("windows").chunk(0).buffers()[1].address == whole for share in shares)
+    with pytest.raises(ValueError, match="none in this split"):
+        rank_share(rows.slice(0, 0), 0, 1)
 
 
 def test_nearest_times_across_rates() -> None:
@@ -131,8 +139,8 @@ def test_batches_are_normalised_padded_and_shrunk(toy_lake: Lake) -> None:
 
 
 def test_a_column_that_never_moves_does_not_divide_by_nothing() -> None:
-    part = {"mean": [1.0], "std": [0.0]}
-    assert Normalization.of({"state": part, "action": part}).state_std.item() == pytest.approx(1e-2)
+    part = {"mean": [1.0, 0.0], "std": [0.0, 3e-3]}
+    assert Normalization.of({"state": part, "action": part}).state_std.tolist() == pytest.approx([1e-2, 3e-3])
 
 
 def test_prefetched_samples_are_those_of_their_step_and_errors_reach_the_step(toy_lake: Lake, tmp_path: Path) -> None:
