@@ -277,7 +277,7 @@ def test_an_evaluation_shows_the_last_checkpoint_beside_its_controls(cli: Cli) -
     assert {row["step"] for row in shown["rollouts"]} == {100}
     assert "3/4" in cli("eval", "show", RUN)[1]
     code, _, err = cli("eval", "show", "fed")
-    assert code == 1 and "no evaluation yet" in err
+    assert code == 1 and "not rolled out in a simulator" in err
 
 
 def test_landing_again_copies_nothing_and_a_changed_file_is_refused(cli: Cli, house: House, tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ def runs_show(
 
 @eval_app.command("show")
 def eval_show(
-    run: Annotated[str | None, typer.Argument(help="A run key, or its first digits; default the latest.")] = None,
+    run: Annotated[
+        str | None, typer.Argument(help="A run key, or its first digits; default the latest rolled out.")
+    ] = None,
     rollouts: Annotated[bool, typer.Option("--rollouts", help="Every rollout.")] = False,
     json: Json = False,
 ) -> None:
@@ -86,14 +88,22 @@ def eval_show(
     from megahour.display import show_json, show_rows
     from megahour.success import wilson
 
-    run_key = run_dir_of(run).name
+    if run is None:
+        latest = rows_of("SELECT run_key FROM evaluations ORDER BY evaluated_at DESC LIMIT 1")
+        if not latest:
+            raise CommandError("No run was rolled out in a simulator yet")
+        run_key = latest[0]["run_key"]
+    else:
+        run_key = run_dir_of(run).name
     rows = rows_of(
         "SELECT * EXCLUDE (key, revision) FROM evaluations WHERE run_key = ? "
         "QUALIFY step = max(step) OVER () ORDER BY policy, rollout",
         [run_key],
     )
     if not rows:
-        raise CommandError(f"Run {run_key} has no evaluation yet")
+        raise CommandError(
+            f"Run {run_key} was not rolled out in a simulator: it is not evaluated yet, or its recipe names none"
+        )
     summary = []
     for policy in sorted({row["policy"] for row in rows}, key=("trained", "untrained", "blind").index):
         own = [row for row in rows if row["policy"] == policy]

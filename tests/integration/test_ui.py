@@ -125,9 +125,6 @@ def page(running: Pipeline) -> Iterator[Page]:
         page = browser.new_page(viewport=WINDOW)
         page.set_default_timeout(PATIENCE_MS)
         expect.set_options(timeout=PATIENCE_MS)
-        # The first visit of an instance is greeted by a dialog over everything, whenever it pleases.
-        skip = page.get_by_role("button", name="Skip")
-        page.add_locator_handler(skip, lambda: skip.click())
         page.goto(running.url)
         page.get_by_role("button", name="Hide navigation").click()
         yield page
