@@ -91,7 +91,7 @@ def eval_show(
     if run is None:
         latest = rows_of("SELECT run_key FROM evaluations ORDER BY evaluated_at DESC LIMIT 1")
         if not latest:
-            raise CommandError("No run was rolled out in a simulator yet")
+            raise CommandError("There are no rollouts yet: no run was evaluated in a simulator")
         run_key = latest[0]["run_key"]
     else:
         run_key = run_dir_of(run).name
