@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from megahour.storage import Lake, head, put_file
+from megahour.storage import Lake, head, is_key, put_file
 
 _SOURCE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
@@ -34,15 +34,20 @@ def plan_landing(src: Path, source: str | None = None) -> list[Arrival]:
     dataset's `meta/info.json` comes last: it is what makes the files around it a dataset.
 
     Raises:
-        LandingError: there is nothing at `src`, or the source cannot be a folder's name.
+        LandingError: there is nothing at `src`, the source cannot be a folder's name, or a file's name cannot be kept.
     """
-    src = src.expanduser().resolve()
+    # Not `resolve`: of a link to a file, the link's name says what the file is.
+    src = src.expanduser()
+    src = src.parent.resolve() / src.name if src.name not in ("", "..") else src.resolve()
     if not src.exists():
         raise LandingError(f"There is nothing at {src}")
     folder = src if src.is_dir() else src.parent
     name = source or folder.name
-    if not _SOURCE.match(name):
-        raise LandingError(f"{name!r} cannot be a source: give --source a name of letters, digits, '.', '_' and '-'")
+    if not _SOURCE.match(name) or name.endswith(".tmp"):
+        raise LandingError(
+            f"{name!r} cannot be a source: give --source a name of letters, digits, '.', '_' and '-' that does not end "
+            "in '.tmp'"
+        )
     inside = f"{folder.name}/" if source and source != folder.name and src.is_dir() else ""
     paths = [src] if src.is_file() else [path for path in src.rglob("*") if path.is_file()]
     found = [
@@ -50,8 +55,15 @@ def plan_landing(src: Path, source: str | None = None) -> list[Arrival]:
         for path in paths
         if not _passed_over(path.relative_to(folder))
     ]
+    if inside and _passed_over(Path(inside)):
+        raise LandingError(f"{folder} is hidden or unfinished by its name, and would be passed over: rename it")
     if not found:
         raise LandingError(f"There are no files in {src}")
+    if unusable := [arrival.path for arrival in found if not is_key(arrival.key)]:
+        raise LandingError(
+            f"Nothing was copied: {str(unusable[0])!r} has a name that is not UTF-8 or holds a control character"
+            f"{f', and {len(unusable) - 1} more have' if len(unusable) > 1 else ''}. Rename it"
+        )
     return sorted(found, key=lambda arrival: (arrival.key.endswith("meta/info.json"), arrival.key))
 
 
@@ -59,7 +71,7 @@ def land(lake: Lake, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
     """Copy files in the order given, and yield each when it has landed. A file that is there already is left alone.
 
     Raises:
-        LandingError: another file is stored under a key.
+        LandingError: another file is stored under a key, or a file cannot be read or written.
     """
     for arrival in arrivals:
         there = head(lake, arrival.key) is not None
@@ -69,6 +81,11 @@ def land(lake: Lake, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
             raise LandingError(
                 f"{arrival.path} differs from what landed before as {arrival.key}, and what landed never changes. "
                 "Land it under another --source"
+            ) from error
+        except OSError as error:
+            raise LandingError(
+                f"{arrival.path} could not be copied to {lake.url(arrival.key)}: {error.strerror or error}. "
+                "What landed before it stays; repair that and land the same again"
             ) from error
         yield Arrival(arrival.path, arrival.key, arrival.size_bytes, copied=not there)
 

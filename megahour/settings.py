@@ -6,14 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from urllib.parse import unquote
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Settings(BaseSettings):
     """Everything an installation can choose. Secrets (object-store keys) stay in the environment: `AWS_*`."""
 
-    model_config = SettingsConfigDict(env_prefix="MEGAHOUR_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="MEGAHOUR_", env_ignore_empty=True, frozen=True, extra="ignore")
 
     lake: str = Field(".megahour/lake", description="Root of the lake: a folder, `file://...` or `s3://bucket/prefix`")
     scratch: Path = Field(Path(".megahour/scratch"), description="Node-local folder for staging and manifests in use")
@@ -61,3 +61,22 @@ class Settings(BaseSettings):
                 "Set MEGAHOUR_RUNS to a folder on a shared file system."
             )
         return Path(unquote(self.lake_uri.removeprefix("file://"))) / "runs"
+
+
+class SettingsError(ValueError):
+    """A variable holds what its setting cannot be; the message names both."""
+
+
+def load_settings() -> Settings:
+    """Settings from the environment.
+
+    Raises:
+        SettingsError: a variable holds what its setting cannot be.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        wrong = [
+            f"MEGAHOUR_{str(each['loc'][0]).upper()} is {each['input']!r}: {each['msg']}" for each in error.errors()
+        ]
+        raise SettingsError("; ".join(wrong)) from error

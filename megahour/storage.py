@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import filecmp
 import hashlib
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 STAGE_RANGE_BYTES = 8 * 2**20
 STAGE_THREADS = 8
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,14 +81,20 @@ def open_lake(uri: str) -> Lake:
         ValueError: the URI is neither `file:///...` nor `s3://bucket...`, or its path cannot serve.
     """
     parts = urlsplit(uri)
-    if parts.scheme not in ("file", "s3") or (parts.scheme == "s3" and not parts.netloc):
+    if parts.scheme not in ("file", "s3") or (parts.scheme == "s3") != bool(parts.netloc):
         raise ValueError(f"A lake is a folder, file:///folder or s3://bucket/prefix; {uri!r} is none of them")
     lake = Lake(uri.rstrip("/"))
     # The Delta kernel decodes a percent sign twice, and duckdb takes the others for patterns.
     if found := set(lake.url("")) & set("%*?["):
         raise ValueError(f"The lake's path {lake.url('')} holds {' '.join(sorted(found))}: choose one without")
     if lake.root is not None:
-        lake.root.mkdir(parents=True, exist_ok=True)
+        try:
+            lake.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = "a file is there" if isinstance(error, FileExistsError) else error.strerror
+            raise OSError(
+                f"The lake's folder {lake.root} cannot be made: {reason}. Set MEGAHOUR_LAKE to one you may write to"
+            ) from error
     return lake
 
 
@@ -144,19 +153,68 @@ def head(lake: Lake, key: str) -> FileRef | None:
         return None
 
 
+def is_key(key: str) -> bool:
+    """Whether a file may be called so: its name is UTF-8 and holds no control characters."""
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return False
+    return not any(ord(char) < 32 or ord(char) == 127 for char in key)
+
+
 def list_files(lake: Lake, prefix: str, after: str = "") -> Iterator[FileRef]:
     """The files below the folder `prefix`, sorted by key; of a folder without folders in it, those after `after`.
 
-    Names that start with a dot or end in `.tmp`, and whatever lies in folders so named, are passed over.
+    Names that start with a dot or end in `.tmp`, and whatever lies in folders so named, are passed over. So is, with a
+    warning, what a person put into a local lake and nobody can read: a name that is no key, a link that leads nowhere.
     """
+    try:
+        listed = obstore.list(lake.store, prefix.rstrip("/") or None, offset=after or None, chunk_size=1000)
+        metas = [meta for chunk in listed for meta in chunk]
+    except BaseError:
+        if lake.root is None:
+            raise
+        # One bad name fails the whole listing.
+        metas = [meta for meta in _walk(lake, lake.root, prefix.rstrip("/")) if meta["path"] > after]
     # Not every S3 server lists in the order of bytes, and a local disk lists in none.
-    listed = obstore.list(lake.store, prefix.rstrip("/") or None, offset=after or None, chunk_size=1000)
-    metas = sorted((meta for chunk in listed for meta in chunk), key=lambda meta: meta["path"])
+    metas.sort(key=lambda meta: meta["path"])
     depth = len(prefix.rstrip("/"))
     for meta in metas:
         inner = meta["path"][depth:].split("/")
         if not any(name.startswith(".") or name.endswith(".tmp") for name in inner):
             yield _ref(meta)
+
+
+def _walk(lake: Lake, root: Path, prefix: str) -> Iterator[Any]:
+    for name, folders, names in os.walk(root / prefix, onerror=_passed_over, followlinks=True):
+        folder = Path(name)
+        folders[:] = [each for each in folders if not _leads_back(folder, each)]
+        for path in map(folder.joinpath, names):
+            key = path.relative_to(root).as_posix()
+            if not is_key(key) or not path.exists():
+                _log.warning(
+                    "%r is passed over: its name is not UTF-8 or holds a control character, or the link leads "
+                    "nowhere. Rename or remove it",
+                    str(path),
+                )
+            elif path.is_file():
+                try:
+                    yield obstore.head(lake.store, key)
+                except FileNotFoundError:
+                    continue
+
+
+def _leads_back(folder: Path, name: str) -> bool:
+    """Whether a link leads to a folder that it lies in."""
+    path = folder / name
+    return path.is_symlink() and folder.resolve().is_relative_to(path.resolve())
+
+
+def _passed_over(error: OSError) -> None:
+    if isinstance(error, PermissionError):
+        _log.warning("%r is passed over, it may not be read: %s", error.filename, error.strerror)
+    elif not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def write_once(lake: Lake, key: str, data: bytes) -> FileRef:

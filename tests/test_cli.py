@@ -219,6 +219,25 @@ def test_a_damaged_episode_fails_the_check(cli: Cli, house: House) -> None:
     assert [problem["episode_id"] for problem in json.loads(out)["problems"]][:1] == [row["episode_id"]]
 
 
+def test_another_episode_in_its_place_fails_the_check(cli: Cli, house: House) -> None:
+    one, other = (row["uri"] for row in json.loads(cli("episodes", "ls", "--json")[1])[:2])
+    path, stranger = (house_path(house, uri) for uri in (one, other))
+    good = path.read_bytes()
+    path.write_bytes(stranger.read_bytes())
+    try:
+        code, out, _ = cli("episodes", "check", "--json")
+    finally:
+        path.write_bytes(good)
+    assert code == 1
+    assert [(each["uri"], each["reason"]) for each in json.loads(out)["problems"]] == [(one, "replaced")]
+
+
+def house_path(house: House, uri: str) -> Path:
+    path = open_lake(house.settings.lake_uri).local_path(uri)
+    assert path is not None
+    return path
+
+
 def test_quarantine_lists_the_broken_one_and_plans_another_try(cli: Cli) -> None:
     rows = json.loads(cli("quarantine", "ls", "--json")[1])
     assert [(row["uri"], row["state"]) for row in rows] == [("landing/bench/demos/broken.hdf5", "held")]
@@ -267,6 +286,11 @@ def test_runs_say_how_far_they_are(cli: Cli) -> None:
     assert code == 1 and "no run that begins with zzz" in err
 
 
+def test_a_run_that_is_not_one_is_told(cli: Cli) -> None:
+    assert cli("runs", "show", "zzz")[2].startswith("megahour: There is no run that begins with zzz; the latest are: ")
+    assert cli("runs", "show", "")[2].startswith("megahour: Several runs begin with : give more digits; ")
+
+
 def test_an_evaluation_shows_the_last_checkpoint_beside_its_controls(cli: Cli) -> None:
     shown = json.loads(cli("eval", "show", "--rollouts", "--json")[1])
     assert [(row["policy"], row["success"], row["errors"]) for row in shown["success"]] == [
@@ -309,3 +333,49 @@ def test_record_makes_its_folder_and_says_what_is_next(cli: Cli, tmp_path: Path)
     assert code == 0 and f"1 succeeded. Next: megahour land {tmp_path / 'new'}" in out.replace("\n", "")
     code, _, err = cli("record", "--task", "press", "--episodes", "1", "--out", str(tmp_path / "none"))
     assert code == 1 and "no task 'press'" in err
+
+
+def test_a_wrong_setting_is_named_as_it_is_set(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+    monkeypatch.setenv("MEGAHOUR_BATCH_BYTES", "lots")
+    code, _, said = cli("episodes", "ls")
+    assert code == 1
+    assert said.startswith("megahour: MEGAHOUR_BATCH_BYTES is 'lots': ")
+    assert "pydantic" not in said
+
+
+def test_an_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LAKE", "RUNS", "BATCH_BYTES"):
+        monkeypatch.setenv(f"MEGAHOUR_{name}", "")
+    settings = Settings()
+    assert (settings.lake, settings.runs) == (".megahour/lake", None)
+
+
+def test_a_filter_that_finds_nothing_is_not_an_empty_lake(cli: Cli) -> None:
+    assert cli("episodes", "ls", "--task", "fly")[1].strip() == "No episode is like that"
+
+
+def test_a_recipe_without_manifest_says_what_is_wrong_with_its_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli
+) -> None:
+    monkeypatch.setenv("MEGAHOUR_RECIPES", str(tmp_path))
+    (tmp_path / "typo.yaml").write_text("name: typo\nmixtures: []\n")
+    code, _, said = cli("manifest", "show", "typo")
+    assert code == 1
+    assert "mixtures: Extra inputs are not permitted" in said
+
+
+def test_damaged_tables_are_one_sentence_that_blames_no_filter(house: House, cli: Cli) -> None:
+    root = open_lake(house.settings.lake_uri).local_path("tables/episodes")
+    assert root is not None
+    damages = [(next(root.glob("*.parquet")), "No files found"), (root / f"_delta_log/{0:020d}.json", "damaged")]
+    for path, said in damages:
+        kept = path.read_bytes()
+        path.unlink()
+        if said == "damaged":
+            path.write_text("{")
+        try:
+            code, _, err = cli("episodes", "ls")
+        finally:
+            path.write_bytes(kept)
+        assert code == 1
+        assert err.startswith("megahour: ") and said in err and "--where" not in err

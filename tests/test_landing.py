@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -58,3 +62,48 @@ def test_what_cannot_land_is_named(tmp_path: Path) -> None:
         plan_landing(tmp_path / "empty")
     with pytest.raises(LandingError, match="cannot be a source"):
         plan_landing(dataset(tmp_path), "../elsewhere")
+
+
+@pytest.mark.parametrize("name", ["new\nline.hdf5", "not utf-8 \udcff.hdf5"])
+def test_a_name_that_cannot_be_kept_is_refused_before_anything_lands(tmp_path: Path, name: str) -> None:
+    (dataset(tmp_path) / name).touch()
+    with pytest.raises(LandingError, match=r"Nothing was copied: .*Rename it"):
+        plan_landing(tmp_path / "g1")
+
+
+def test_what_the_pipeline_would_pass_over_does_not_land(tmp_path: Path) -> None:
+    with pytest.raises(LandingError, match="cannot be a source"):
+        plan_landing(dataset(tmp_path), "lab.tmp")
+    (tmp_path / "g1").rename(tmp_path / ".g1")
+    with pytest.raises(LandingError, match="would be passed over: rename it"):
+        plan_landing(tmp_path / ".g1", "lab")
+
+
+def test_a_link_lands_under_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs/7f3a").write_text("content")
+    (tmp_path / "demos").mkdir()
+    (tmp_path / "demos/a.hdf5").symlink_to(tmp_path / "blobs/7f3a")
+    (tmp_path / "latest").symlink_to(tmp_path / "demos")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert [each.key for each in plan_landing(tmp_path / "demos/a.hdf5")] == ["landing/demos/a.hdf5"]
+    assert [each.key for each in plan_landing(tmp_path / "latest")] == ["landing/latest/a.hdf5"]
+    assert [each.key for each in plan_landing(tmp_path / "demos/../demos")] == ["landing/demos/a.hdf5"]
+    with pytest.raises(LandingError, match="nothing at"):
+        plan_landing(tmp_path / "loop")
+
+
+def test_a_full_disk_names_the_file_and_keeps_what_landed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = open_lake((tmp_path / "lake").as_uri())
+    arrivals = plan_landing(dataset(tmp_path))
+    whole = shutil.copyfileobj
+
+    def full(source: IO[bytes], out: IO[bytes], length: int) -> None:
+        if "v.mp4" in str(out.name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        whole(source, out, length)
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(LandingError, match=r"v\.mp4 could not be copied to .*: No space left on device"):
+        list(land(lake, arrivals))
+    assert [file.key for file in list_files(lake, "landing")] == [each.key for each in arrivals[:2]]

@@ -157,3 +157,32 @@ def test_a_staged_download_is_whole_verified_and_made_once(
 def test_only_roots_that_every_reader_understands_are_taken(uri: str) -> None:
     with pytest.raises(ValueError, match="lake"):
         open_lake(uri)
+
+
+@pytest.mark.parametrize("name", [b"new\nline.hdf5", b"not utf-8 \xff.hdf5"])
+def test_a_name_that_is_no_key_hides_no_other_file(
+    lake: Lake, root: Path, name: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = ["landing/lab/a.hdf5", "landing/lab/b.hdf5", "landing/lab/inner/.hidden", "landing/lab/inner/c.hdf5"]
+    written = {key: write_once(lake, key, key.encode()) for key in keys if "hidden" not in key}
+    (root / "landing/lab/inner/.hidden").touch()
+    before = list(list_files(lake, "landing"))
+    (root / "landing/lab" / os.fsdecode(name)).touch()
+    (root / "landing/lab/back").symlink_to(root / "landing")
+    assert list(list_files(lake, "landing")) == before == list(written.values())
+    assert [file.key for file in list_files(lake, "landing/lab", after=keys[0])] == [keys[1], keys[3]]
+    assert "is passed over: its name is not UTF-8" in caplog.text
+
+
+def test_a_link_to_itself_hides_no_other_file(lake: Lake, root: Path) -> None:
+    write_once(lake, "landing/lab/a.hdf5", b"a")
+    (root / "landing/lab/loop.hdf5").symlink_to("loop.hdf5")
+    assert [file.key for file in list_files(lake, "landing")] == ["landing/lab/a.hdf5"]
+
+
+def test_a_lake_that_cannot_be_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="cannot be made: a file is there"):
+        open_lake((tmp_path / "file").as_uri())
+    with pytest.raises(ValueError, match="is none of them"):
+        open_lake("file://relative/lake")

@@ -33,7 +33,7 @@ from infra.laptop.terminal import Board
 from megahour.files import write_atomically
 from megahour.manifest.recipe import Recipe, load_recipe
 from megahour.parent import die_with_parent
-from megahour.settings import Settings
+from megahour.settings import Settings, SettingsError, load_settings
 from megahour.storage import Lake, head, open_lake
 
 TASK = "button-press-topdown-v3"
@@ -324,9 +324,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGHUP, stop)
     try:
-        with alone(Settings().scratch.expanduser().absolute() / "demo"):
+        with alone(load_settings().scratch.expanduser().absolute() / "demo"):
             run(say)
-    except (DemoError, ServiceError) as error:
+    except (DemoError, ServiceError, SettingsError) as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

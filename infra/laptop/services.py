@@ -27,6 +27,7 @@ from types import FrameType
 from typing import IO
 
 from megahour.files import write_atomically
+from megahour.settings import SettingsError, load_settings
 from resources.clusters.processes import marked
 from resources.clusters.supervise import MARK as JOB_MARK
 
@@ -79,7 +80,7 @@ def wanted_port(environment: Mapping[str, str]) -> int:
         ServiceError: it is no port.
     """
     text = environment.get("MEGAHOUR_PORT", "0") or "0"
-    if not text.isdigit() or int(text) > 65535:
+    if not text.isdecimal() or int(text) > 65535:
         raise ServiceError(f"MEGAHOUR_PORT is {text!r}: give it a number up to 65535, or leave it out")
     return int(text)
 
@@ -292,9 +293,10 @@ def main() -> int:
             print(f"Dagster runs already on {home.folder}, at {running_address(home) or 'an address to come'}")
             return 0
         try:
+            load_settings()
             wanted = wanted_port(os.environ)
             serve(home, wanted or free_port(PORT), options.until_closed)
-        except ServiceError as error:
+        except (ServiceError, SettingsError) as error:
             print(error, file=sys.stderr)
             return 1
     return 0

@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _is_known(error: Exception) -> bool:
-    """Whether the message is written for the person who must act: our own errors, the system's, the object store's."""
+    """Whether the message is for the person who must act: our own errors, the system's, the stores'."""
     from pydantic import ValidationError
 
-    ours = type(error).__module__.startswith(("megahour.", "obstore."))
+    ours = type(error).__module__.startswith(("megahour.", "obstore.", "_duckdb"))
     return ours or type(error) is ValueError or isinstance(error, OSError | ValidationError)

@@ -47,12 +47,15 @@ def episodes_ls(
         total = rows_of(f"SELECT count(*) AS n {filtered}", params)[0]["n"]
         rows = rows_of(f"SELECT {EPISODE_SUMMARY} {filtered} ORDER BY ingested_at, episode_id LIMIT {limit}", params)
     except duckdb.Error as error:
+        if where is None:
+            raise
         raise CommandError(f"--where is not a condition over episodes: {error}") from error
     if json:
         show_json(rows)
         return
     shown = [{**row, "id": row["episode_id"][:12], "warnings": len(row["warnings"] or ()) or None} for row in rows]
-    show_rows(shown, EPISODE_COLUMNS, "No episodes. Land recordings first: megahour land SRC")
+    nothing = "No episode is like that" if conditions else "No episodes. Land recordings first: megahour land SRC"
+    show_rows(shown, EPISODE_COLUMNS, nothing)
     if total > len(rows):
         print(f"{len(rows)} of {total} episodes; --limit shows more")
 
@@ -93,12 +96,12 @@ def episodes_check(
     from megahour.episode.check import check_episode
 
     lake = open_the_lake()
-    every = "SELECT episode_id, uri FROM episodes ORDER BY episode_id"
+    every = "SELECT episode_id, uri, sha256 FROM episodes ORDER BY episode_id"
     rows = [episode_row(each) for each in episode_ids] if episode_ids else rows_of(every)
     problems = [
         {"episode_id": row["episode_id"], "uri": row["uri"], "reason": problem.reason, "message": problem.message}
         for row in track(rows, "Checking", console=Console(stderr=True), transient=True)
-        for problem in check_episode(lake, row["uri"])
+        for problem in check_episode(lake, row["uri"], row["sha256"])
     ]
     if json:
         show_json({"checked": len(rows), "problems": problems})
@@ -153,6 +156,7 @@ def manifest_show(
 
     from megahour.display import show_json, show_tree
     from megahour.manifest.load import latest_key, load_manifest, manifest_keys
+    from megahour.manifest.recipe import load_recipe
 
     lake = open_the_lake()
     prefix = f"manifests/{recipe}/"
@@ -163,6 +167,8 @@ def manifest_show(
         key = found[0] if len(found) == 1 else None
     if key is None:
         known = sorted({each.split("/")[1] for each in manifest_keys(lake)})
+        if digest is None and (path := read_settings().recipes / f"{recipe}.yaml").is_file():
+            load_recipe(path)
         asked = recipe if digest is None else f"{recipe} with a digest that begins, alone, with {digest}"
         raise CommandError(f"There is no manifest of {asked}; recipes with manifests: {', '.join(known) or 'none'}")
     manifest = load_manifest(lake, key, read_settings().scratch)

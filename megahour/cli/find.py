@@ -27,9 +27,9 @@ class CommandError(ValueError):
 
 def read_settings() -> Settings:
     """Settings from the environment."""
-    from megahour.settings import Settings
+    from megahour.settings import load_settings
 
-    return Settings()
+    return load_settings()
 
 
 def open_the_lake() -> Lake:
@@ -71,8 +71,10 @@ def run_dir_of(run: str | None) -> Path:
     if run is None:
         return known[-1]
     found = [run_dir for run_dir in known if run_dir.name.startswith(run)]
-    if len(found) != 1:
-        count = "no run" if not found else f"{len(found)} runs"
+    if not found:
         latest = ", ".join(run_dir.name for run_dir in known[-5:])
-        raise CommandError(f"There is {count} that begins with {run}; the latest are: {latest}")
+        raise CommandError(f"There is no run that begins with {run}; the latest are: {latest}")
+    if len(found) > 1:
+        some = ", ".join(run_dir.name for run_dir in found[-5:])
+        raise CommandError(f"Several runs begin with {run}: give more digits; the latest of them are: {some}")
     return found[0]

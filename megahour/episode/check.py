@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
@@ -30,13 +31,20 @@ class Problem:
     message: str
 
 
-def check_episode(lake: Lake, key: str) -> list[Problem]:
-    """Everything that is wrong with an episode of the lake; empty when it is good. Reads it whole, into memory."""
+def check_episode(lake: Lake, key: str, sha256: str = "") -> list[Problem]:
+    """Everything that is wrong with an episode of the lake; empty when it is good. Reads it whole, into memory.
+
+    Args:
+        sha256: what the table says its bytes hash to, to find another episode in its place.
+    """
     try:
         data = read_bytes(lake, key)
     except FileNotFoundError:
         return [Problem("missing", f"There is no episode {key} in {lake.uri}")]
-    return check_bytes(key, data)
+    problems = check_bytes(key, data)
+    if sha256 and not problems and (found := hashlib.sha256(data).hexdigest()) != sha256:
+        problems.append(Problem("replaced", f"{key} is not what was ingested: its sha256 is {found}, not {sha256}"))
+    return problems
 
 
 def check_bytes(name: str, data: bytes) -> list[Problem]:

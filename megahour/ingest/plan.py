@@ -98,9 +98,17 @@ def read_batch(lake: Lake, key: str) -> Batch:
 
     Raises:
         FileNotFoundError: no batch has this key.
+        ValueError: the plan is damaged.
     """
-    plan = json.loads(read_bytes(lake, plan_key(key)))
-    return Batch(plan["key"], tuple(_recording(recording) for recording in plan["recordings"]))
+    data = read_bytes(lake, plan_key(key))
+    try:
+        plan = json.loads(data)
+        return Batch(plan["key"], tuple(_recording(recording) for recording in plan["recordings"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{lake.url(plan_key(key))} is not a batch's plan: {error}. Restore it, or remove it: what landed with it "
+            "is then planned again, and what is ingested already is known by its content"
+        ) from error
 
 
 def write_batch(lake: Lake, batch: Batch) -> None:

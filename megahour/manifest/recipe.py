@@ -109,8 +109,8 @@ def load_recipe(path: Path) -> Recipe:
         RecipeError: the file is not YAML, or a field is missing, unknown or out of range.
     """
     try:
-        recipe = Recipe.model_validate(yaml.safe_load(path.read_text()))
-    except yaml.YAMLError as error:
+        recipe = Recipe.model_validate(yaml.safe_load(path.read_text("utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not YAML: {error}") from error
     except ValidationError as error:
         lines = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'recipe'}: {e['msg']}" for e in error.errors())

@@ -27,6 +27,9 @@ SERIES = {
     "base_action": "base_action",
 }
 FACTS = ("robot", "task", "success", "rate_hz")
+SUCCESS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+RATES_HZ = (0.001, 1_000_000.0)
+"""Rates that a recording may have: the times of any other do not fit nanoseconds."""
 
 
 def read(recording: Recording, local: Callable[[str], Path]) -> Iterator[RawEpisode]:
@@ -42,11 +45,9 @@ def read(recording: Recording, local: Callable[[str], Path]) -> Iterator[RawEpis
     key = recording.files[0].key
     path = local(key)
     with _open(path, key) as file:
-        attributes = {name: _plain(value) for name, value in file.attrs.items()}
+        attributes = {name: _plain(value) for name, value in file.attrs.items() if not _is_empty(value)}
         length = _length(file, key)
-        rate_hz = float(attributes.get("rate_hz", ALOHA_RATE_HZ))
-        if not rate_hz > 0:
-            raise SourceError("feature_mismatch", f"{key} has the rate {rate_hz}: `rate_hz` must be positive")
+        rate_hz = _rate_hz(attributes, key)
         times_ns = np.round(np.arange(length) * (1e9 / rate_hz)).astype(np.int64)
         notes = [] if "rate_hz" in attributes else [f"no rate_hz in the file: {ALOHA_RATE_HZ:g} Hz taken, as ALOHA"]
         episode = RawEpisode(
@@ -54,7 +55,7 @@ def read(recording: Recording, local: Callable[[str], Path]) -> Iterator[RawEpis
             robot=str(attributes.get("robot", "aloha")),
             task=str(attributes.get("task", _folder(key))),
             rate_hz=rate_hz,
-            success=bool(attributes["success"]) if "success" in attributes else None,
+            success=_success(attributes, key),
             cameras=tuple(_cameras(file, path, key, times_ns, attributes, notes)),
             series=tuple(_series(file, key, times_ns)),
             attributes={name: str(value) for name, value in attributes.items() if name not in FACTS},
@@ -86,10 +87,14 @@ def _open(path: Path, key: str) -> h5py.File:
 def _length(file: h5py.File, key: str) -> int:
     """The number of steps, on which all topics must agree."""
     for needed in ("action", "observations/qpos"):
-        if needed not in file:
+        if file.get(needed) is None:
             raise SourceError("missing_feature", f"{key} has no /{needed}: it is not an episode in the ALOHA layout")
-    lengths = {f"/{name}": file[name].shape[0] for name in SERIES if name in file}
-    lengths |= {f"/observations/images/{name}": data.shape[0] for name, data in _image_sets(file).items()}
+    data = {f"/{name}": file.get(name) for name in SERIES if name in file}
+    data |= {f"/observations/images/{name}": each for name, each in _image_sets(file, key).items()}
+    for name, each in data.items():
+        if not getattr(each, "shape", None):
+            raise SourceError("feature_mismatch", f"{key}: {name} is no array with an entry for each step")
+    lengths = {name: each.shape[0] for name, each in data.items()}
     length = int(lengths["/action"])
     if length == 0:
         raise SourceError("empty", f"{key} has no steps: its /action is empty")
@@ -100,9 +105,13 @@ def _length(file: h5py.File, key: str) -> int:
     return length
 
 
-def _image_sets(file: h5py.File) -> dict[str, Any]:
+def _image_sets(file: h5py.File, key: str) -> dict[str, Any]:
     images = file.get("observations/images")
-    return {} if images is None else {name: images[name] for name in sorted(images)}
+    if images is None:
+        return {}
+    if not hasattr(images, "keys"):
+        raise SourceError("feature_mismatch", f"{key}: /observations/images is no folder with a dataset per camera")
+    return {name: images.get(name) for name in sorted(images)}
 
 
 def _series(file: h5py.File, key: str, times_ns: Any) -> Iterator[Series]:
@@ -126,9 +135,11 @@ def _cameras(
     file: h5py.File, path: Path, key: str, times_ns: Any, attributes: dict[str, Any], notes: list[str]
 ) -> Iterator[Camera]:
     swap = str(attributes.get("jpeg_order", "bgr")) != "rgb"
-    for name, data in _image_sets(file).items():
+    for name, data in _image_sets(file, key).items():
         if data.ndim == 4 and data.shape[3] == 3 and data.dtype == np.uint8:
             height, width = int(data.shape[1]), int(data.shape[2])
+            if not height or not width:
+                raise SourceError("feature_mismatch", f"{key}: pictures of camera {name} are {width}x{height}: empty")
         elif data.ndim == 2 and data.dtype == np.uint8:
             height, width = _jpeg(_load(data, 0, key), swap, key).shape[:2]
             if swap:
@@ -165,6 +176,38 @@ def _jpeg(padded: Any, swap: bool, key: str) -> Frames:
     except OSError as error:
         raise SourceError("unreadable", f"{key} has a picture that is not a JPEG: {error}") from error
     return np.ascontiguousarray(picture[:, :, ::-1]) if swap else picture
+
+
+def _rate_hz(attributes: dict[str, Any], key: str) -> float:
+    said = attributes.get("rate_hz", ALOHA_RATE_HZ)
+    try:
+        rate_hz = float(said)
+    except (TypeError, ValueError):
+        rate_hz = 0.0
+    low, high = RATES_HZ
+    if not low <= rate_hz <= high:
+        raise SourceError(
+            "feature_mismatch", f"{key} has the rate {said!r}: `rate_hz` must be a number from {low:g} to {high:g}"
+        )
+    return rate_hz
+
+
+def _success(attributes: dict[str, Any], key: str) -> bool | None:
+    """What the file says; a text such as `False` is not taken for true."""
+    if "success" not in attributes:
+        return None
+    said = SUCCESS.get(str(attributes["success"]).strip().lower())
+    if said is None:
+        raise SourceError(
+            "feature_mismatch", f"{key} has the success {attributes['success']!r}: `success` must be true or false"
+        )
+    return said
+
+
+def _is_empty(value: Any) -> bool:
+    import h5py
+
+    return isinstance(value, h5py.Empty)
 
 
 def _plain(value: Any) -> Any:

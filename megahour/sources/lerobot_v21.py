@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -93,14 +94,14 @@ def _dataset(root: str, read: Callable[[str], bytes]) -> _Dataset:
         if not episodes:
             raise SourceError("empty", f"{root}{EPISODES} lists no episode: the dataset has nothing to ingest")
         dataset = _Dataset(root, info, episodes)
-        if float(info["fps"]) <= 0:
-            raise SourceError("feature_mismatch", f"{root}{INFO} has fps {info['fps']}: it must be positive")
+        if not 0 < float(info["fps"]) < math.inf:
+            raise SourceError("feature_mismatch", f"{root}{INFO} has fps {info['fps']}: it must be a positive number")
         for episode in list(episodes)[:1]:
             dataset.parquet_key(episode)
             _ = [dataset.video_key(episode, camera) for camera in dataset.cameras]
     except FileNotFoundError as error:
         raise SourceError("missing_file", f"{root} lacks a file of its metadata: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise SourceError(
             "unreadable", f"The metadata of {root} cannot be used: {type(error).__name__}: {error}"
         ) from error

@@ -85,7 +85,7 @@ def open_table(lake: Lake, table: str, version: int | None = None) -> DeltaTable
     """The table at a version, or at its latest; None when it does not exist (or `version` is -1).
 
     Raises:
-        ValueError: the table has no such version, or its files were vacuumed away.
+        ValueError: the table has no such version, its files were vacuumed away, or its log is damaged.
     """
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
@@ -98,6 +98,9 @@ def open_table(lake: Lake, table: str, version: int | None = None) -> DeltaTable
     try:
         return DeltaTable(url, version=version)
     except DeltaError as error:
+        if version is None:
+            said = str(error).partition("\n")[0]
+            raise ValueError(f"{url} cannot be read, its log is damaged: {said}. Restore its files") from error
         raise ValueError(
             f"{url} has no version {version}: {error}. It is at version {table_version(lake, table)}; "
             "versions older than the table's retention are gone"

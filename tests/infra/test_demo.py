@@ -105,4 +105,6 @@ def test_a_port_is_taken_from_the_environment_or_any_free_one() -> None:
     assert wanted_port({"MEGAHOUR_PORT": "3123"}) == 3123
     with pytest.raises(ServiceError, match="MEGAHOUR_PORT"):
         wanted_port({"MEGAHOUR_PORT": "http"})
+    with pytest.raises(ServiceError, match="MEGAHOUR_PORT"):
+        wanted_port({"MEGAHOUR_PORT": "²"})
     assert free_port() > 0

@@ -74,3 +74,20 @@ def test_nobody_runs_where_nobody_holds_the_lock(home: Home) -> None:
     home.lock.touch()
     home.address.write_text('{"url": "http://127.0.0.1:1"}')
     assert running_address(home) is None
+
+
+@pytest.mark.parametrize("program", ["services", "demo"])
+def test_a_wrong_setting_is_one_sentence(tmp_path: Path, program: str) -> None:
+    wrong = {"DAGSTER_HOME": str(tmp_path), "MEGAHOUR_SCRATCH": str(tmp_path), "MEGAHOUR_BATCH_BYTES": "lots"}
+    ended = subprocess.run(
+        [sys.executable, "-m", f"infra.laptop.{program}"],
+        cwd=ROOT,
+        env={**os.environ, **wrong},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "MEGAHOUR_BATCH_BYTES is 'lots': " in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -85,3 +85,12 @@ def test_a_key_taken_by_another_process_is_passed_over(tmp_path: Path, monkeypat
     added = add_batches(lake, [(make(2, 5),), (make(3, 5),)], NOW)
     assert [batch.key for batch in added] == ["20261129T1500-0002", "20261129T1500-0003"]
     assert list_batches(lake, after="20261129T1500-0001") == ["20261129T1500-0002", "20261129T1500-0003"]
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{bad", b"[]", b'{"key": "a"}'])
+def test_a_damaged_plan_is_named(tmp_path: Path, damaged: bytes) -> None:
+    lake = open_lake(tmp_path.as_uri())
+    (batch,) = add_batches(lake, [(make(1, 1),)], NOW)
+    (tmp_path / f"batches/{batch.key}.json").write_bytes(damaged)
+    with pytest.raises(ValueError, match=rf"{batch.key}\.json is not a batch's plan: .*Restore it, or remove it"):
+        read_batch(lake, batch.key)

@@ -43,3 +43,9 @@ def test_a_recipe_is_read(tmp_path: Path) -> None:
 def test_a_recipe_that_cannot_work_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         load_recipe(written(tmp_path, GOOD.replace(old, new)))
+
+
+def test_a_recipe_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "arm.yaml").write_bytes(b"name: \xff")
+    with pytest.raises(RecipeError, match=r"arm\.yaml is not YAML"):
+        load_recipe(tmp_path / "arm.yaml")

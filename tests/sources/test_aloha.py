@@ -140,3 +140,53 @@ def test_jpeg_pictures(tmp_path: Path, path: Path, order: str | None, swapped: b
     assert psnr_db(video, np.stack(list(episode.cameras[0].frames()))) > 30
     assert [topic.name for topic in episode.series] == ["state", "action", "qvel"]
     assert any("swapped" in note for note in episode.notes) == swapped
+
+
+@pytest.mark.parametrize(("said", "meant"), [("False", False), (b"true", True), (0, False), (np.float32(1), True)])
+def test_success_may_be_a_text(tmp_path: Path, path: Path, said: Any, meant: bool) -> None:
+    write_aloha(path, success=said)
+    assert read(tmp_path).success is meant
+
+
+@pytest.mark.parametrize("said", ["partly", np.nan, 2, [True, False]])
+def test_success_that_is_neither_is_refused(tmp_path: Path, path: Path, said: Any) -> None:
+    write_aloha(path, success=said)
+    refused(tmp_path, "feature_mismatch", "must be true or false")
+
+
+@pytest.mark.parametrize("said", ["fast", [20.0, 30.0], np.nan, 0.0, np.inf, 1e12, 1e-12])
+def test_a_rate_that_is_none_is_refused(tmp_path: Path, path: Path, said: Any) -> None:
+    write_aloha(path, rate_hz=said)
+    refused(tmp_path, "feature_mismatch", "`rate_hz` must be a number")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason", "words"),
+    [
+        ("action", None, "feature_mismatch", "/action is no array"),
+        ("action", np.float32(1), "feature_mismatch", "/action is no array"),
+        ("action", h5py.SoftLink("/nowhere"), "missing_feature", "has no /action"),
+        ("observations/images", np.zeros(24), "feature_mismatch", "is no folder"),
+        ("observations/images/front", None, "feature_mismatch", "/observations/images/front is no array"),
+        ("observations/images/front", np.uint8(1), "feature_mismatch", "/observations/images/front is no array"),
+        ("observations/images/front", h5py.SoftLink("/nowhere"), "feature_mismatch", "front is no array"),
+        ("observations/images/front", np.zeros((24, 0, 48, 3), np.uint8), "feature_mismatch", "48x0: empty"),
+    ],
+)
+def test_a_layout_that_is_not_alohas_is_refused(
+    tmp_path: Path, path: Path, name: str, value: Any, reason: str, words: str
+) -> None:
+    write_aloha(path)
+    with h5py.File(path, "a") as file:
+        del file[name]
+        if value is None:
+            file.create_group(name)
+        else:
+            file[name] = value
+    refused(tmp_path, reason, words)
+
+
+def test_an_empty_attribute_says_nothing(tmp_path: Path, path: Path) -> None:
+    write_aloha(path, task=h5py.Empty("S10"), success=h5py.Empty("?"))
+    episode = read(tmp_path)
+    assert (episode.task, episode.success) == ("press", None)

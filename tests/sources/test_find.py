@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -79,10 +80,15 @@ def test_fingerprint_follows_the_files(tmp_path: Path) -> None:
         ('{"codebase_version": "v3.0"}', "unknown_format", "version v3.0"),
         ('{"codebase_version": "v2.1"}', "unreadable", "KeyError"),
         (None, "unreadable", "KeyError: 'data_path'"),
+        ({"chunks_size": 0}, "unreadable", "ZeroDivisionError"),
+        ({"chunks_size": math.inf}, "unreadable", "OverflowError"),
+        ({"fps": math.nan}, "feature_mismatch", "fps nan: it must be a positive number"),
+        ({"fps": math.inf}, "feature_mismatch", "fps inf: it must be a positive number"),
+        ("[" * 100_000, "unreadable", "RecursionError"),
     ],
 )
 def test_a_dataset_with_broken_metadata_is_held_with_a_reason(
-    tmp_path: Path, info: str | None, reason: str, words: str
+    tmp_path: Path, info: str | dict[str, float] | None, reason: str, words: str
 ) -> None:
     copy_g1(tmp_path / "landing/g1", [0])
     path = tmp_path / "landing/g1/meta/info.json"
@@ -90,6 +96,8 @@ def test_a_dataset_with_broken_metadata_is_held_with_a_reason(
         kept = json.loads(path.read_text())
         del kept["data_path"]
         info = json.dumps(kept)
+    if isinstance(info, dict):
+        info = json.dumps(json.loads(path.read_text()) | info)
     path.write_text(info)
     (recording,) = find(tmp_path)
     assert recording.uri == "landing/g1"

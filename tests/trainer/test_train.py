@@ -132,8 +132,10 @@ def test_a_rank_killed_in_the_middle_is_restarted_from_the_last_checkpoint(
     assert process.wait(timeout=200) == 0
     resumed = events(run_dir, "resumed")
     assert len(resumed) == 1 and resumed[0]["step"] in (25, 50, 75) and resumed[0]["attempt"] != "1.0"
+    # killed between a commit and its event, the log may lack one: the directories are the truth
+    assert committed_steps(run_dir) == [25, 50, 75, 100]
     reported = [event["step"] for event in events(run_dir, "checkpoint")]
-    assert reported == sorted(set(reported)) == [25, 50, 75, 100]
+    assert reported == sorted(set(reported)) and len(reported) >= 3
     undisturbed = weights(finished, 100)
     assert all((undisturbed[name] == value).all() for name, value in weights(run_dir, 100).items())
 
