@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from megahour.ingest.run import ingest_batch
 from megahour.manifest.build import build_manifest
 from megahour.manifest.recipe import Recipe
 from megahour.recording import write_recording
-from megahour.runs import Intent, append_event, write_intent
+from megahour.runs import Intent, append_event, read_intent, write_intent
 from megahour.settings import Settings
 from megahour.simulators.model import Demonstration
 from megahour.storage import open_lake
@@ -302,6 +303,17 @@ def test_an_evaluation_shows_the_last_checkpoint_beside_its_controls(cli: Cli) -
     assert "3/4" in cli("eval", "show", RUN)[1]
     code, _, err = cli("eval", "show", "fed")
     assert code == 1 and "not rolled out in a simulator" in err
+
+
+def test_without_a_run_the_evaluation_shown_is_the_latest_there_is(cli: Cli, house: House) -> None:
+    """A newer run without rollouts, as of a recipe that names no simulator, does not hide it."""
+    runs_dir = house.settings.runs_dir
+    newer = write_intent(runs_dir, replace(read_intent(runs_dir / RUN), run_key="newer", created_at="2999-01-01"))
+    try:
+        assert json.loads(cli("runs", "show", "--json")[1])["run_key"] == "newer"
+        assert json.loads(cli("eval", "show", "--json")[1])["run_key"] == RUN
+    finally:
+        shutil.rmtree(newer)
 
 
 def test_landing_again_copies_nothing_and_a_changed_file_is_refused(cli: Cli, house: House, tmp_path: Path) -> None:

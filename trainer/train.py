@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from megahour.files import write_atomically
 from megahour.manifest.load import load_manifest
-from megahour.runs import append_event, committed_steps, read_intent
+from megahour.runs import append_event, committed_steps, read_events, read_intent
 from megahour.settings import Settings
 from megahour.storage import Lake, open_lake
 from trainer import checkpoint
@@ -139,7 +139,8 @@ class Trainer:
         """Commit a checkpoint and report it."""
         facts = self.plan.facts(self.copy_error)
         saved = checkpoint.save(self.run_dir, step, self.model, self.optimizers, facts)
-        self.report("checkpoint", step, path=saved.path.name, size_bytes=saved.size_bytes)
+        if self.place.rank == 0:
+            report_checkpoint(self.run_dir, saved, self.place.attempt)
 
     def run(self, reader: WindowReader, first_step: int, stop: StopFlag) -> bool:
         """All steps from `first_step` on; False when a signal ended them early."""
@@ -170,6 +171,13 @@ class Trainer:
         return True
 
 
+def report_checkpoint(run_dir: Path, saved: checkpoint.Checkpoint, attempt: str) -> None:
+    """The event of a committed checkpoint; rank 0 appends it."""
+    append_event(
+        run_dir, "checkpoint", step=saved.step, attempt=attempt, path=saved.path.name, size_bytes=saved.size_bytes
+    )
+
+
 def resume(
     run_dir: Path, model: WorldActionModel, optimizers: tuple[Optimizer, ...], plan: Plan, place: Place
 ) -> tuple[int, float | None]:
@@ -187,8 +195,11 @@ def resume(
             if step > (choice[0].step if choice[0] else 0):
                 checkpoint.set_aside(checkpoint.directory(run_dir, step))
         if choice[0] is not None:
-            # `latest` may name what was set aside, or the one before: an attempt can die between commit and naming
+            # an attempt can die between the commit and what follows it: naming it `latest`, and its event
             checkpoint.name_latest(choice[0].path)
+            told = {event["step"] for _, event in read_events(run_dir) if event["kind"] == "checkpoint"}
+            if choice[0].step not in told:
+                report_checkpoint(run_dir, choice[0], place.attempt)
     dist.broadcast_object_list(choice)
     found = choice[0]
     if found is None:
