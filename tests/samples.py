@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from megahour.episode.model import Camera, EpisodeFacts, Frames, RawEpisode, Series
+from megahour.episode.model import Camera, EpisodeFacts, Frames, Note, RawEpisode, Series
 
 G1 = "unitree_g1_lerobot_v21"
 FACTS = EpisodeFacts("0123456789abcdef", "sawyer", "press the button", "lab", "aloha_hdf5", 30.0, True, {"seed": "7"})
@@ -104,7 +104,7 @@ def raw_episode(
         success=True,
         cameras=tuple(camera(name, pictures(frames, *size, seed=i)) for i, name in enumerate(cameras)),
         series=(series("state", frames, 4, seed=1), series("action", frames, 3, seed=2)),
-        notes=("no force sensor",),
+        notes=(Note("left_out", "no force sensor"),),
     )
 
 

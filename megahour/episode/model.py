@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +18,30 @@ TimesNs = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class Coded:
+    """A camera's pictures as its source has them coded. `units()` starts a new pass and yields one picture per time.
+
+    `jpeg` are JPEG files. `h264` are Annex B access units without B-frames; the first and every keyframe carry their
+    SPS and PPS.
+    """
+
+    codec: Literal["jpeg", "h264"]
+    units: Callable[[], Iterator[bytes]]
+
+
+@dataclass(frozen=True)
 class Camera:
-    """A camera's pictures. `frames()` starts a new pass and yields `(height, width, 3)` uint8 RGB, one per time."""
+    """A camera's pictures. `frames()` starts a new pass and yields `(height, width, 3)` uint8 RGB, one per time.
+
+    `coded` are the same pictures before they were decoded, for a profile that stores them as they are.
+    """
 
     name: str
     width: int
     height: int
     times_ns: TimesNs
     frames: Callable[[], Iterator[Frames]]
+    coded: Coded | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +52,38 @@ class Series:
     times_ns: TimesNs
     values: NDArray[np.floating]
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ExtraTopic:
+    """A topic that is kept as it came: no camera, and no series of floats.
+
+    `encoding` is that of its messages and `schema_*` describe them, both by the names of the MCAP registry
+    (https://mcap.dev/spec/registry): `cdr` with `ros2msg`, `protobuf` with `protobuf`, `json` with `jsonschema`.
+    """
+
+    name: str
+    encoding: str
+    schema_name: str
+    schema_encoding: str
+    schema: bytes
+
+
+@dataclass(frozen=True)
+class ExtraMessage:
+    """A message of an extra topic, at a time in nanoseconds as `TimesNs` has them."""
+
+    topic: str
+    time_ns: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Note:
+    """What was lost, mended or guessed on an episode's way in: a code for machines, a sentence for people."""
+
+    code: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -51,12 +100,19 @@ class EpisodeFacts:
     attributes: dict[str, str] = field(default_factory=dict)
 
 
+def no_messages() -> Iterator[ExtraMessage]:
+    """The messages of an episode without extra topics."""
+    return iter(())
+
+
 @dataclass(frozen=True)
 class RawEpisode:
-    """One episode as an importer hands it over: series in memory, pictures streamed.
+    """One episode as an importer hands it over: series in memory, pictures and extra messages streamed.
 
-    `index` is the episode's place in its recording. `series` holds at least `state` and `action` where the source
-    has them; names are those of the topics (`/state`, `/action`). `notes` says what the source had and this lacks.
+    `index` is the episode's place in its recording. `series` holds at least `state` and `action` where the source has
+    them; names are those of the topics (`/state`, `/action`). What is neither picture nor floats goes to `extras`, and
+    `extra_messages()` starts a new pass over their messages, of all topics together, in order of time. `notes` says
+    what was lost, mended or guessed. `format` is set where a recording's own format is not exact.
     """
 
     index: int
@@ -67,7 +123,10 @@ class RawEpisode:
     cameras: tuple[Camera, ...]
     series: tuple[Series, ...]
     attributes: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+    extras: tuple[ExtraTopic, ...] = ()
+    extra_messages: Callable[[], Iterator[ExtraMessage]] = no_messages
+    format: str = ""
 
 
 class EpisodeError(DataError):

@@ -16,7 +16,7 @@ from mcap.opcode import Opcode
 
 from megahour.episode import index as idx
 from megahour.episode.container import MAGIC, RECORD_HEAD
-from megahour.episode.model import EpisodeError, EpisodeFacts
+from megahour.episode.model import EpisodeError, EpisodeFacts, Note
 from megahour.episode.profile import CONTAINER_VERSION
 from megahour.episode.ranges import ByteSource
 
@@ -49,7 +49,7 @@ class Tail:
     facts: EpisodeFacts
     profile: str
     container_version: int
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     index: idx.EpisodeIndex
     read: Run
 
@@ -135,7 +135,7 @@ def _tail(said: dict[str, str], index: idx.EpisodeIndex, run: Run) -> Tail:
         success={"": None, "true": True, "false": False}[said["success"]],
         attributes=json.loads(said["attributes"]),
     )
-    return Tail(facts, said["profile"], version, tuple(json.loads(said["notes"])), index, run)
+    return Tail(facts, said["profile"], version, tuple(Note(*each) for each in json.loads(said["notes"])), index, run)
 
 
 def _stream(data: bytes) -> ReadDataStream:

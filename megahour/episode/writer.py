@@ -170,6 +170,6 @@ def _metadata(episode: RawEpisode, facts: EpisodeFacts, profile: Profile) -> dic
         "rate_hz": repr(float(facts.rate_hz)),
         "success": "" if facts.success is None else str(facts.success).lower(),
         "attributes": json.dumps(facts.attributes, sort_keys=True, ensure_ascii=False),
-        "notes": json.dumps(list(episode.notes), ensure_ascii=False),
+        "notes": json.dumps([[note.code, note.text] for note in episode.notes], ensure_ascii=False),
         "video": f"h264 crf {profile.crf:g} gop {profile.gop} {profile.preset} fastdecode bt601 limited",
     }

@@ -56,7 +56,9 @@ def current(lake: Lake, recording: Recording) -> Recording:
     files = {file.key: head(lake, file.key) for file in recording.files}
     if gone := [key for key, file in files.items() if file is None]:
         raise FileNotFoundError(f"{', '.join(gone)} landed and is gone. Land it again")
-    return replace(recording, files=tuple(file for file in files.values() if file is not None))
+    # Options that were taken away since are options no more.
+    options = None if recording.options is None else head(lake, recording.options.key)
+    return replace(recording, files=tuple(file for file in files.values() if file is not None), options=options)
 
 
 def _identify(lake: Lake, batch: Batch, planned: Recording, scratch: Path) -> Identity:

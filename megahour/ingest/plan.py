@@ -144,19 +144,33 @@ def plan_key(key: str) -> str:
 
 
 def _plain(recording: Recording) -> dict[str, Any]:
-    files = [[file.key, file.size_bytes, file.etag, file.modified_at.isoformat()] for file in recording.files]
     return {
         "uri": recording.uri,
         "format": recording.format,
         "source": recording.source,
-        "files": files,
+        "files": [_plain_file(file) for file in recording.files],
         "missing": list(recording.missing),
+        "options": None if recording.options is None else _plain_file(recording.options),
+        "own_bytes": recording.own_bytes,
     }
 
 
 def _recording(plain: dict[str, Any]) -> Recording:
-    files = tuple(
-        FileRef(key, size_bytes, etag, datetime.fromisoformat(modified_at))
-        for key, size_bytes, etag, modified_at in plain["files"]
+    return Recording(
+        uri=plain["uri"],
+        format=plain["format"],
+        source=plain["source"],
+        files=tuple(_file(each) for each in plain["files"]),
+        missing=tuple(plain["missing"]),
+        options=None if plain["options"] is None else _file(plain["options"]),
+        own_bytes=plain["own_bytes"],
     )
-    return Recording(plain["uri"], plain["format"], plain["source"], files, tuple(plain["missing"]))
+
+
+def _plain_file(file: FileRef) -> list[Any]:
+    return [file.key, file.size_bytes, file.etag, file.modified_at.isoformat()]
+
+
+def _file(plain: list[Any]) -> FileRef:
+    key, size_bytes, etag, modified_at = plain
+    return FileRef(key, size_bytes, etag, datetime.fromisoformat(modified_at))

@@ -126,7 +126,7 @@ def _facts(task: Task, episode: RawEpisode) -> EpisodeFacts:
         robot=episode.robot,
         task=episode.task,
         source=task.recording.source,
-        format=task.recording.format,
+        format=episode.format or task.recording.format,
         rate_hz=episode.rate_hz,
         success=episode.success,
         attributes=episode.attributes,

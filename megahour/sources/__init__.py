@@ -1,67 +1,92 @@
-"""Importers: find recordings among landed files and read them as episodes."""
+"""Importers: find recordings among landed files and read them as episodes.
+
+An importer is one module or folder with `FORMATS`, `find` and `read`, as `Importer` describes them, and a line in
+`IMPORTERS`. `docs/sources.md` shows how to add one.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from megahour.episode.model import RawEpisode
-from megahour.sources import aloha_hdf5, lerobot_v21
-from megahour.sources.model import Recording, SourceError
+from megahour.sources import hdf5, lerobot, mcap, rlds
+from megahour.sources.content import content_of
+from megahour.sources.model import Recording, SourceError, source_of
+from megahour.sources.options import NAME as OPTIONS
+from megahour.sources.options import canonical
 
 if TYPE_CHECKING:
     from megahour.storage import FileRef
 
-__all__ = ["Recording", "SourceError", "find_recordings", "read_recording", "recording_id"]
+__all__ = ["IMPORTERS", "Importer", "Recording", "SourceError", "find_recordings", "read_recording", "recording_id"]
 
-HDF5_SUFFIXES = (".hdf5", ".h5")
-FOREIGN_SUFFIXES = (".mcap", ".bag", ".db3", ".tfrecord", ".rrd", ".zarr.zip")
-"""Recordings that are no importer's yet: they are held in quarantine, not passed over in silence."""
+FOREIGN_SUFFIXES = (".bag", ".db3", ".tfrecord", ".rrd", ".zarr.zip")
+"""Recordings that no importer took: they are held in quarantine, not passed over in silence."""
+
+
+class Importer(Protocol):
+    """What an importer offers. `FORMATS` are the values of `Recording.format` that are its own."""
+
+    FORMATS: tuple[str, ...]
+
+    def find(self, files: Mapping[str, FileRef], read: Callable[[str], bytes]) -> list[Recording]:
+        """The recordings of this importer among a source's files, by key. Broken metadata raises nothing here.
+
+        `read` gives the bytes of a key; it is called for small metadata files alone.
+        """
+
+    def read(self, recording: Recording, local: Callable[[str], Path]) -> Iterator[RawEpisode]:
+        """The episodes of a recording; pictures are read later, from the same files.
+
+        Raises:
+            SourceError: the recording cannot be imported; `Camera.frames()` raises it too.
+        """
+
+    def identity(self, recording: Recording, local: Callable[[str], Path]) -> bytes | None:
+        """What makes the recording what it is, where that is not all bytes of its files; else None."""
+
+
+IMPORTERS: tuple[Importer, ...] = (lerobot, rlds, hdf5, mcap)
 
 
 def find_recordings(files: Iterable[FileRef], read: Callable[[str], bytes]) -> list[Recording]:
     """The recordings among files below `landing/<source>/`, sorted by URI.
 
-    An HDF5 file is a recording; a LeRobot v2.1 dataset (a folder with `meta/info.json`) is one per episode, its Parquet
-    file and its videos. Files that belong to nothing (notes, licences, a dataset whose `meta/info.json` has not come
-    yet) are passed over. Broken metadata raises nothing here: reading the recording will say what is wrong.
-
-    `read` gives the bytes of a key; it is called for small metadata files alone.
+    Files that belong to nothing (notes, licences, a dataset whose metadata has not come yet) are passed over. Broken
+    metadata raises nothing here: reading the recording will say what is wrong.
     """
     by_key = {file.key: file for file in files}
-    found = []
-    for root in lerobot_v21.dataset_roots(by_key):
-        found += lerobot_v21.find(root, _source(root), by_key, read)
-    for key, file in by_key.items():
+    left = dict(by_key)
+    found: list[Recording] = []
+    for importer in IMPORTERS:
+        taken = importer.find(left, read)
+        for recording in taken:
+            for file in recording.files:
+                left.pop(file.key, None)
+        found += taken
+    for key, file in left.items():
         name = key.lower()
-        if name.endswith(HDF5_SUFFIXES):
-            found.append(Recording(key, aloha_hdf5.FORMAT, _source(key), (file,)))
-        elif name.endswith(FOREIGN_SUFFIXES) or ".tfrecord-" in name:
-            found.append(Recording(key, "unknown", _source(key), (file,)))
+        if name.endswith(FOREIGN_SUFFIXES) or ".tfrecord-" in name:
+            found.append(Recording(key, "unknown", source_of(key), (file,)))
+    found = [replace(each, options=by_key.get(f"landing/{each.source}/{OPTIONS}")) for each in found]
     return sorted(found, key=lambda recording: recording.uri)
-
-
-def _source(key: str) -> str:
-    parts = key.split("/")
-    return parts[1] if parts[0] == "landing" and len(parts) > 1 else parts[0]
 
 
 def recording_id(recording: Recording, local: Callable[[str], Path]) -> str:
     """32 hexadecimal digits from a recording's content: the bytes of its files, not their names or times.
 
-    Of a LeRobot episode also what the dataset's metadata says of it: its task, robot and rate. Of a recording with
-    missing files, of those there are. `local` gives the path of a key on this machine.
+    Of a recording that shares files with others, its own part. With it goes what the source's `source.yaml` says. Of a
+    recording with missing files, those there are. `local` gives the path of a key on this machine.
     """
-    digest = hashlib.sha256()
-    for file in recording.files:
-        digest.update(f"{file.size_bytes}\n".encode())
-        with local(file.key).open("rb") as content:
-            while block := content.read(1 << 20):
-                digest.update(block)
-    if recording.format == lerobot_v21.FORMAT:
-        digest.update(lerobot_v21.said_of_episode(recording, local).encode())
+    importer = _importer(recording)
+    own = None if importer is None else importer.identity(recording, local)
+    digest = hashlib.sha256(content_of(recording.files, local) if own is None else own)
+    if recording.options is not None:
+        digest.update(canonical(local(recording.options.key).read_bytes()).encode())
     return digest.hexdigest()[:32]
 
 
@@ -71,9 +96,15 @@ def read_recording(recording: Recording, local: Callable[[str], Path]) -> Iterat
     Raises:
         SourceError: the recording cannot be imported; `frames()` raises it too.
     """
-    if recording.format == aloha_hdf5.FORMAT:
-        yield from aloha_hdf5.read(recording, local)
-    elif recording.format == lerobot_v21.FORMAT:
-        yield from lerobot_v21.read(recording, local)
-    else:
-        raise lerobot_v21.why_unknown(recording, local)
+    importer = _importer(recording)
+    if importer is None:
+        raise SourceError(
+            "unknown_format",
+            f"{recording.uri} cannot be imported: Megahour reads LeRobot and RLDS datasets, HDF5 files of ALOHA and "
+            "robomimic, and MCAP files",
+        )
+    yield from importer.read(recording, local)
+
+
+def _importer(recording: Recording) -> Importer | None:
+    return next((each for each in IMPORTERS if recording.format in each.FORMATS), None)

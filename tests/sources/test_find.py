@@ -26,7 +26,7 @@ def test_two_sources_in_one_landing_zone(tmp_path: Path) -> None:
     (tmp_path / "landing/sim/README.md").write_text("two episodes")
     found = find(tmp_path)
     assert [(r.uri, r.format, r.source, len(r.files), r.missing) for r in found] == [
-        ("landing/sim/press/episode_0.hdf5", "aloha_hdf5", "sim", 1, ()),
+        ("landing/sim/press/episode_0.hdf5", "hdf5", "sim", 1, ()),
         ("landing/unitree/bottle#episode=2", "lerobot_v21", "unitree", 2, ()),
         ("landing/unitree/bottle#episode=4", "lerobot_v21", "unitree", 2, ()),
     ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from megahour.episode.model import Camera, RawEpisode, Series
+from megahour.episode.model import Camera, Note, RawEpisode, Series
 from megahour.sources.model import Recording, SourceError
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def read(recording: Recording, local: Callable[[str], Path]) -> Iterator[RawEpis
             "frame_count",
             f"{dataset.parquet_key(episode)} has {len(times_ns)} rows, and meta/episodes.jsonl says {declared}",
         )
-    notes: list[str] = []
+    notes: list[Note] = []
     series = tuple(_series(dataset, table, times_ns, notes))
     cameras = tuple(
         _camera(dataset, camera, dataset.video_key(episode, camera), local, times_ns) for camera in dataset.cameras
@@ -247,12 +247,13 @@ def _times(table: pa.Table, fps: float, key: str) -> Any:
     return times_ns
 
 
-def _series(dataset: _Dataset, table: pa.Table, times_ns: Any, notes: list[str]) -> Iterator[Series]:
+def _series(dataset: _Dataset, table: pa.Table, times_ns: Any, notes: list[Note]) -> Iterator[Series]:
     for name, feature in dataset.info["features"].items():
         if name in BOOKKEEPING or feature["dtype"] == "video":
             continue
         if feature["dtype"] not in ("float32", "float64") or len(feature["shape"]) != 1:
-            notes.append(f"{name} left out: {feature['dtype']} {tuple(feature['shape'])} is not a row of floats")
+            text = f"{name} left out: {feature['dtype']} {tuple(feature['shape'])} is not a row of floats"
+            notes.append(Note("left_out", text))
             continue
         if name not in table.column_names:
             raise SourceError(

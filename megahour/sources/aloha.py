@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from megahour.episode.model import Camera, Frames, RawEpisode, Series
+from megahour.episode.model import Camera, Frames, Note, RawEpisode, Series
 from megahour.sources.model import Recording, SourceError
 
 if TYPE_CHECKING:
@@ -49,9 +49,12 @@ def read(recording: Recording, local: Callable[[str], Path]) -> Iterator[RawEpis
         length = _length(file, key)
         rate_hz = _rate_hz(attributes, key)
         times_ns = np.round(np.arange(length) * (1e9 / rate_hz)).astype(np.int64)
-        notes = [] if "rate_hz" in attributes else [f"no rate_hz in the file: {ALOHA_RATE_HZ:g} Hz taken, as ALOHA"]
+        notes = []
+        if "rate_hz" not in attributes:
+            notes.append(Note("rate_guessed", f"no rate_hz in the file: {ALOHA_RATE_HZ:g} Hz taken, as ALOHA"))
         episode = RawEpisode(
             index=0,
+            format=FORMAT,
             robot=str(attributes.get("robot", "aloha")),
             task=str(attributes.get("task", _folder(key))),
             rate_hz=rate_hz,
@@ -132,7 +135,7 @@ def _series(file: h5py.File, key: str, times_ns: Any) -> Iterator[Series]:
 
 
 def _cameras(
-    file: h5py.File, path: Path, key: str, times_ns: Any, attributes: dict[str, Any], notes: list[str]
+    file: h5py.File, path: Path, key: str, times_ns: Any, attributes: dict[str, Any], notes: list[Note]
 ) -> Iterator[Camera]:
     swap = str(attributes.get("jpeg_order", "bgr")) != "rgb"
     for name, data in _image_sets(file, key).items():
@@ -143,9 +146,11 @@ def _cameras(
         elif data.ndim == 2 and data.dtype == np.uint8:
             height, width = _jpeg(_load(data, 0, key), swap, key).shape[:2]
             if swap:
-                notes.append(f"camera {name}: JPEG taken as ALOHA writes it, with red and blue swapped")
+                text = f"camera {name}: JPEG taken as ALOHA writes it, with red and blue swapped"
+                notes.append(Note("jpeg_order_guessed", text))
         else:
-            notes.append(f"camera {name} left out: {data.dtype} {data.shape} is not colour pictures")
+            text = f"camera {name} left out: {data.dtype} {data.shape} is not colour pictures"
+            notes.append(Note("left_out", text))
             continue
         yield Camera(name, width, height, times_ns, _frames(path, key, name, swap))
 
