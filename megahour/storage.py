@@ -37,6 +37,10 @@ STAGE_THREADS = 8
 _log = logging.getLogger(__name__)
 
 
+class ForkedError(RuntimeError):
+    """A forked process cannot use its parent's object store; the text says how to start it instead."""
+
+
 @dataclass(frozen=True)
 class FileRef:
     """A file of the lake. `key` is relative to the lake's root, `modified_at` is aware of its time zone."""
@@ -55,7 +59,16 @@ class Lake:
 
     @property
     def store(self) -> ObjectStore:
-        """The obstore store of this root, made once per process."""
+        """The obstore store of this root, made once per process.
+
+        Raises:
+            ForkedError: this process was forked from one that had used a store.
+        """
+        if _store_lost:
+            raise ForkedError(
+                f"This process was forked from one that had used the object store, and cannot use it: {self.uri}. "
+                "Start processes by 'spawn' or 'forkserver' (multiprocessing_context of a DataLoader)"
+            )
         return _open_store(self.uri)
 
     @property
@@ -139,6 +152,26 @@ def read_ranges(lake: Lake, key: str, starts: Sequence[int], ends: Sequence[int]
         if len(part) < end - start:
             raise EOFError(_cut_short(lake, key, start + len(part), end))
     return parts
+
+
+def read_tail(lake: Lake, key: str, length: int) -> tuple[bytes, int]:
+    """The last `length` bytes of a file, or all it has, and its size; one request.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    options: Any = {"range": {"suffix": length}}
+    try:
+        answer = obstore.get(lake.store, key, options=options)
+    except FileNotFoundError:
+        raise
+    except BaseError:
+        # Servers refuse a suffix of an empty file.
+        ref = head(lake, key)
+        if ref is not None and ref.size_bytes == 0:
+            return b"", 0
+        raise
+    return bytes(answer.bytes()), answer.meta["size"]
 
 
 def _cut_short(lake: Lake, key: str, size_bytes: int, end: int) -> str:
@@ -376,7 +409,22 @@ def _ref(meta: Any) -> FileRef:
     return FileRef(meta["path"], meta["size"], meta["e_tag"] or "", meta["last_modified"])
 
 
+_store_opened = False
+_store_lost = False
+
+
+def _after_fork() -> None:
+    global _store_lost
+    _store_lost = _store_opened
+
+
+# The client's threads stay behind in the parent, and a call in the child would wait for them for ever.
+os.register_at_fork(after_in_child=_after_fork)
+
+
 @lru_cache(maxsize=32)
 def _open_store(uri: str) -> ObjectStore:
+    global _store_opened
+    _store_opened = True
     root = Lake(uri).root
     return LocalStore(prefix=root) if root is not None else S3Store.from_url(uri)

@@ -101,8 +101,8 @@ def _camera_problems(reader: EpisodeReader, camera: CameraIndex, stock: list[Mes
     if count == 0 or not keyframes[0] or not np.array_equal(keyframes, camera.keyframes):
         yield Problem("corrupt", f"The keyframes of camera '{camera.name}' are not those of its index")
         return
-    decoder = Decoder((camera.height, camera.width))
+    size = camera.height, camera.width
+    decoder = Decoder(camera.codec, size)
     starts = [*np.flatnonzero(keyframes).tolist(), count]
-    out = np.empty((1, camera.height, camera.width, 3), np.uint8)
     for start, end in pairwise(starts):
-        decoder.decode(coded[start:end], [i == end - 1 for i in range(start, end)], out)
+        decoder.decode(coded[start:end], [i == end - 1 for i in range(start, end)], size)

@@ -8,17 +8,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-import numpy as np
 import zstandard
-from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
-from foxglove_schemas_protobuf.JointStates_pb2 import JointStates
 from mcap import records
 from mcap.data_stream import RecordBuilder
 from mcap.opcode import Opcode
 from mcap_protobuf.schema import build_file_descriptor_set
 
 from megahour.episode import index as idx
-from megahour.episode.model import Camera, Series
+from megahour.episode.model import ExtraTopic
 from megahour.episode.profile import CONTAINER_VERSION
 
 MAGIC = b"\x89MCAP0\r\n"
@@ -39,6 +36,22 @@ class Message:
     segment: int = field(default=0, compare=False)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a message record lies in the file, how long it is, its CRC-32, and whether it decodes by itself."""
+
+    offset: int
+    length: int
+    crc: int
+    keyframe: bool
+
+
+def protobuf_topic(name: str, message: Any) -> ExtraTopic:
+    """The topic `name` of messages of this protobuf class."""
+    schema = build_file_descriptor_set(message).SerializeToString(deterministic=True)
+    return ExtraTopic(name, "protobuf", message.DESCRIPTOR.full_name, "protobuf", schema)
+
+
 def record_bytes(record: records.McapRecord) -> bytes:
     """A record as it lies in a file."""
     builder: Any = RecordBuilder()
@@ -54,12 +67,12 @@ class Container:
         self._out = out
         self._crc = 0
         self.offset = 0
-        self._schemas: dict[str, records.Schema] = {}
+        self._schemas: dict[tuple[str, str, bytes], records.Schema] = {}
         self._channels: dict[int, records.Channel] = {}
         self._chunks: list[records.ChunkIndex] = []
         self._counts: Counter[int] = Counter()
         self._span: list[int] = []
-        self._places: dict[int, list[tuple[int, int, int, bool]]] = {}
+        self.places: dict[int, list[Place]] = {}
         self.packed_chunks: list[idx.ChunkIndex] = []
         self.write(MAGIC)
         self.write(record_bytes(records.Header(profile="", library=f"megahour/{CONTAINER_VERSION}")))
@@ -69,27 +82,31 @@ class Container:
         self._crc = zlib.crc32(data, self._crc)
         self.offset += len(data)
 
-    def add_channel(self, topic: Camera | Series) -> records.Channel:
-        message: Any = CompressedVideo if isinstance(topic, Camera) else JointStates
-        name = message.DESCRIPTOR.full_name
-        if name not in self._schemas:
-            data = build_file_descriptor_set(message).SerializeToString(deterministic=True)
-            self._schemas[name] = records.Schema(id=len(self._schemas) + 1, data=data, encoding="protobuf", name=name)
+    def add_channel(self, topic: ExtraTopic, metadata: dict[str, str] | None = None) -> int:
+        """Declare a topic, `name` without its slash; returns the number of its channel."""
+        schema = 0
+        if topic.schema_name or topic.schema:
+            key = topic.schema_name, topic.schema_encoding, topic.schema
+            if key not in self._schemas:
+                self._schemas[key] = records.Schema(
+                    id=len(self._schemas) + 1, data=topic.schema, encoding=topic.schema_encoding, name=topic.schema_name
+                )
+            schema = self._schemas[key].id
         channel = records.Channel(
             id=len(self._channels) + 1,
-            topic=f"/camera/{topic.name}" if isinstance(topic, Camera) else f"/{topic.name}",
-            message_encoding="protobuf",
-            metadata={} if isinstance(topic, Camera) else {"dtype": topic.values.dtype.name},
-            schema_id=self._schemas[name].id,
+            topic=f"/{topic.name}",
+            message_encoding=topic.encoding,
+            metadata=metadata or {},
+            schema_id=schema,
         )
         self._channels[channel.id] = channel
-        return channel
+        return channel.id
 
     def definitions(self, channel: int) -> list[bytes]:
         """The schema and channel records that make a channel's messages readable."""
         found = self._channels[channel]
-        schema = next(s for s in self._schemas.values() if s.id == found.schema_id)
-        return [record_bytes(schema), record_bytes(found)]
+        schemas = [record_bytes(schema) for schema in self._schemas.values() if schema.id == found.schema_id]
+        return [*schemas, record_bytes(found)]
 
     def write_chunk(self, name: str, data: bytes, messages: list[tuple[Message, int, int]], compressed: bool) -> None:
         """Write one chunk and its message indexes. `messages` are each with offset and length inside `data`."""
@@ -107,13 +124,19 @@ class Container:
         self.write(record_bytes(chunk))
         length = self.offset - start
         data_at = self.offset - len(packed)
-        if compressed:
-            self.packed_chunks.append(idx.ChunkIndex(name, data_at, len(packed), len(data), zlib.crc32(packed)))
         by_channel: dict[int, list[tuple[int, int]]] = {}
         for message, at, size in messages:
             by_channel.setdefault(message.channel, []).append((message.time_ns, at))
-            crc = zlib.crc32(data[at : at + size])
-            self._places.setdefault(message.channel, []).append((data_at + at, size, crc, message.keyframe))
+            if not compressed:
+                place = Place(data_at + at, size, zlib.crc32(data[at : at + size]), message.keyframe)
+                self.places.setdefault(message.channel, []).append(place)
+        if compressed:
+            held = {
+                channel: (self._counts[channel], len(entries), entries[0][0], entries[-1][0])
+                for channel, entries in sorted(by_channel.items())
+            }
+            packed_crc = zlib.crc32(packed)
+            self.packed_chunks.append(idx.ChunkIndex(name, data_at, len(packed), len(data), packed_crc, held))
         index_start, offsets = self.offset, {}
         for channel, entries in sorted(by_channel.items()):
             offsets[channel] = self.offset
@@ -132,21 +155,6 @@ class Container:
                 message_start_time=chunk.message_start_time,
                 uncompressed_size=len(data),
             )
-        )
-
-    def camera_index(self, camera: Camera, channel: int, group: str) -> idx.CameraIndex:
-        places = self._places[channel]
-        return idx.CameraIndex(
-            name=camera.name,
-            channel=channel,
-            group=group,
-            width=camera.width,
-            height=camera.height,
-            times_ns=np.asarray(camera.times_ns, np.int64),
-            offsets=np.array([place[0] for place in places], np.int64),
-            lengths=np.array([place[1] for place in places], np.int64),
-            crcs=np.array([place[2] for place in places], np.uint32),
-            keyframes=np.array([place[3] for place in places], np.bool_),
         )
 
     def finish(self, index: bytes, metadata: bytes) -> int:

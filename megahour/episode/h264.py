@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import av
 import numpy as np
@@ -25,7 +25,7 @@ SLICE, KEY_SLICE, SEI, SPS, PPS, DELIMITER = 1, 5, 6, 7, 8, 9
 """NAL unit types of ITU-T H.264, table 7-1."""
 
 BT601 = 6
-LIMITED = 1
+LIMITED, FULL = 1, 2
 """Matrix and range that every stream is written in and tagged with (ITU-T H.273), so that no reader has to guess."""
 
 TO_YUV = Interpolation.AREA | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INP
@@ -44,36 +44,36 @@ class AccessUnit:
     keyframe: bool
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What x264 is told: the rate it may assume, quality, effort, and whatever else, as `name=value:...`."""
+
+    rate_hz: float
+    crf: float
+    preset: str
+    x264: str = ""
+
+
 def encode(
-    frames: Iterable[Frames], size: Size, keyframes: Sequence[bool], rate_hz: float, crf: float, preset: str
+    frames: Iterable[Frames], size: Size, keyframes: Sequence[bool], settings: Settings, target: Size | None = None
 ) -> Iterator[AccessUnit]:
     """Code pictures `(height, width, 3)` uint8 RGB, one access unit each, with keyframes exactly where asked.
 
-    The same pictures give the same bytes: x264 runs in one thread. Odd sizes are padded by one row or column.
+    They are scaled to `target`, an even size, where one is given. The same pictures give the same bytes: x264 runs in
+    one thread. Odd sizes are padded by one row or column.
 
     Raises:
         EpisodeError: `frame_count` when the pictures are not as many as `keyframes`, `invalid` when one has another
-            size or type.
+            size or type, or x264 refuses its settings.
     """
-    height, width = size
-    rate = max(Fraction(rate_hz).limit_denominator(1001), Fraction(1, 1000))
-    codec: Any = av.CodecContext.create("libx264", "w")
-    codec.width, codec.height, codec.pix_fmt = width + width % 2, height + height % 2, "yuv420p"
-    codec.framerate, codec.time_base, codec.thread_count = rate, 1 / rate, 1
-    codec.colorspace, codec.color_range = BT601, LIMITED
-    codec.options = {
-        "preset": preset,
-        "tune": "fastdecode",
-        "crf": f"{crf:g}",
-        "forced-idr": "1",
-        "x264-params": "keyint=infinite:scenecut=0:bframes=0:threads=1:repeat-headers=1:annexb=1:aud=0" + _asm(),
-    }
+    height, width = target or (size[0] + size[0] % 2, size[1] + size[1] % 2)
+    codec = _encoder(width, height, settings)
     to_yuv = VideoReformatter()
     coded = taken = 0
     for picture in frames:
         if taken == len(keyframes):
             raise EpisodeError("frame_count", f"There are more pictures than the {len(keyframes)} times of this camera")
-        frame = _yuv(to_yuv, picture, size)
+        frame = _yuv(to_yuv, picture, size, target)
         frame.pts = taken
         frame.pict_type = PictureType.I if keyframes[taken] else PictureType.P
         taken += 1
@@ -90,6 +90,28 @@ def encode(
         raise EpisodeError("frame_count", f"x264 returned {coded} access units for {taken} pictures")
 
 
+def _encoder(width: int, height: int, settings: Settings) -> Any:
+    rate = max(Fraction(settings.rate_hz).limit_denominator(1001), Fraction(1, 1000))
+    codec: Any = av.CodecContext.create("libx264", "w")
+    codec.width, codec.height, codec.pix_fmt = width, height, "yuv420p"
+    codec.framerate, codec.time_base, codec.thread_count = rate, 1 / rate, 1
+    codec.colorspace, codec.color_range = BT601, LIMITED
+    # What makes an episode readable comes after what a profile may say.
+    own = f"{settings.x264}:" if settings.x264 else ""
+    codec.options = {
+        "preset": settings.preset,
+        "tune": "fastdecode",
+        "crf": f"{settings.crf:g}",
+        "forced-idr": "1",
+        "x264-params": f"{own}keyint=infinite:scenecut=0:bframes=0:threads=1:repeat-headers=1:annexb=1:aud=0" + _asm(),
+    }
+    try:
+        codec.open()
+    except FFmpegError as error:
+        raise EpisodeError("invalid", f"x264 refuses {settings}: {error}") from error
+    return codec
+
+
 @lru_cache(maxsize=1)
 def _asm() -> str:
     """Hold x264 to one instruction set, AVX2, wherever there is one.
@@ -101,18 +123,20 @@ def _asm() -> str:
     return ":asm=avx2" if cpu.exists() and " avx2 " in cpu.read_text() else ""
 
 
-def _yuv(reformatter: VideoReformatter, picture: Frames, size: Size) -> Any:
+def _yuv(reformatter: VideoReformatter, picture: Frames, size: Size, target: Size | None = None) -> Any:
     height, width = size
     if picture.shape != (height, width, 3) or picture.dtype != np.uint8:
         raise EpisodeError(
             "invalid",
             f"A picture is {picture.shape} {picture.dtype}, and its camera says ({height}, {width}, 3) uint8",
         )
-    if height % 2 or width % 2:
+    if target is None and (height % 2 or width % 2):
         picture = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
     return reformatter.reformat(
         frame,
+        height=target[0] if target else frame.height,
+        width=target[1] if target else frame.width,
         format="yuv420p",
         dst_colorspace=Colorspace.ITU601,
         dst_color_range=LIMITED,
@@ -136,7 +160,11 @@ def _rgb(reformatter: VideoReformatter, frame: Any, size: Size, out: Size | None
         width=target[1] if not padded else frame.width,
         format="rgb24",
         src_colorspace=Colorspace.ITU601,
-        src_color_range=LIMITED if frame.format.name == "yuv420p" else None,
+        src_color_range=FULL
+        if frame.format.name.startswith("yuvj")
+        else LIMITED
+        if frame.format.name == "yuv420p"
+        else None,
         interpolation=TO_SMALLER_RGB if scaled else TO_RGB,
         threads=1,
     ).to_ndarray()
@@ -209,44 +237,41 @@ def _access_unit(data: bytes, keyframe: bool) -> AccessUnit:
 
 
 class Decoder:
-    """One camera's decoder and scaler, kept between reads. Not to be shared by threads."""
+    """A decoder and a scaler for pictures of one codec and size, kept between reads. Not to be shared by threads."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, codec: Literal["h264", "jpeg"], size: Size) -> None:
         self._size = size
-        self._codec: Any = None
+        self._kind = codec
+        self._codec: Any = av.CodecContext.create("mjpeg" if codec == "jpeg" else "h264", "r")
+        self._codec.thread_count = 1
+        self._codec.flags |= av.codec.context.Flags.low_delay
+        self._codec.options = {"err_detect": "explode"}
         self._reformatter = VideoReformatter()
 
-    def decode(self, units: Sequence[bytes], wanted: Sequence[bool], out: Frames) -> None:
-        """Decode a run of access units that starts with a keyframe; write the wanted pictures to `out` in order.
-
-        `out` is `(number of wanted, h, w, 3)`; its height and width are what pictures are scaled to.
+    def decode(self, units: Sequence[bytes], wanted: Sequence[bool], size: Size) -> list[Frames]:
+        """Decode a run of coded pictures that starts with a keyframe; the wanted ones, scaled to `size`, in order.
 
         Raises:
             EpisodeError: `corrupt` when a unit does not decode to exactly one picture of the camera's size.
         """
-        if self._codec is None:
-            self._codec = av.CodecContext.create("h264", "r")
-            self._codec.thread_count = 1
-            self._codec.flags |= av.codec.context.Flags.low_delay
-            self._codec.options = {"err_detect": "explode"}
-        size: Size = (out.shape[1], out.shape[2])
-        done = 0
+        pictures = []
         try:
             for unit, want in zip(units, wanted, strict=True):
                 frames = self._codec.decode(av.Packet(unit))
                 if len(frames) != 1:
                     raise EpisodeError("corrupt", f"A coded picture decoded to {len(frames)} pictures")
                 if want:
-                    out[done] = self._scaled(frames[0], size)
-                    done += 1
+                    pictures.append(self._scaled(frames[0], size))
         except FFmpegError as error:
             raise EpisodeError("corrupt", f"A coded picture does not decode: {error}") from error
         finally:
             self._codec.flush_buffers()
+        return pictures
 
     def _scaled(self, frame: Any, size: Size) -> Frames:
         height, width = self._size
-        if (frame.height, frame.width) != (height + height % 2, width + width % 2):
+        padded = (height + height % 2, width + width % 2) if self._kind == "h264" else self._size
+        if (frame.height, frame.width) != padded:
             raise EpisodeError(
                 "corrupt", f"A picture decoded to {frame.width}x{frame.height}, and its camera has {width}x{height}"
             )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import zstandard
@@ -16,15 +16,16 @@ from megahour.episode.model import EpisodeError, TimesNs
 NAME = "megahour.index"
 MEDIA_TYPE = "application/x-megahour-index"
 METADATA = "megahour.episode"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
 class CameraIndex:
     """Where a camera's message records lie, frame by frame.
 
-    `offsets` and `lengths` span the whole MCAP record, `crcs` are CRC-32 of it, `keyframes` says which pictures decode
-    by themselves. All arrays are `(frames,)`.
+    A rendition is a camera whose name is in `rendition_of`, once more and smaller. `offsets` and `lengths` span the
+    whole MCAP record, `crcs` are CRC-32 of it, `keyframes` says which pictures decode by themselves. All arrays are
+    `(frames,)`.
     """
 
     name: str
@@ -32,16 +33,26 @@ class CameraIndex:
     group: str
     width: int
     height: int
+    codec: Literal["h264", "jpeg"]
+    rendition_of: str
     times_ns: TimesNs
     offsets: NDArray[np.int64]
-    lengths: NDArray[np.int64]
+    lengths: NDArray[np.uint32]
     crcs: NDArray[np.uint32]
     keyframes: NDArray[np.bool_]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the arrays take."""
+        return sum(int(getattr(self, name).nbytes) for name in _COLUMNS)
 
 
 @dataclass(frozen=True)
 class SeriesIndex:
-    """A low-dimensional topic: `rows` messages of `len(names)` values that were `dtype` in the source."""
+    """A low-dimensional topic: `rows` messages of `len(names)` values that were `dtype` in the source.
+
+    `period_ns` is the median time between two rows, 0 of a single one.
+    """
 
     name: str
     channel: int
@@ -49,17 +60,32 @@ class SeriesIndex:
     rows: int
     dtype: str
     names: tuple[str, ...]
+    period_ns: int
 
 
 @dataclass(frozen=True)
+class TopicIndex:
+    """A topic that is kept as it came, of `count` messages."""
+
+    name: str
+    channel: int
+    group: str
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
 class ChunkIndex:
-    """The data of a zstd chunk: its byte range in the file, its size when unpacked, CRC-32 of the packed bytes."""
+    """A zstd chunk: the byte range of its data in the file, its size unpacked, CRC-32 of the packed bytes.
+
+    `channels` maps a channel to what the chunk holds of it: first message's number, how many, first and last time.
+    """
 
     group: str
     offset: int
     size_bytes: int
     unpacked_bytes: int
     crc: int
+    channels: dict[int, tuple[int, int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -68,16 +94,22 @@ class EpisodeIndex:
 
     cameras: tuple[CameraIndex, ...]
     series: tuple[SeriesIndex, ...]
+    topics: tuple[TopicIndex, ...]
     chunks: tuple[ChunkIndex, ...]
     metadata_crc: int
 
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes, nearly."""
+        return sum(camera.size_bytes for camera in self.cameras) + 512 * (len(self.chunks) + len(self.series) + 8)
 
-_COLUMNS: dict[str, str] = {"times_ns": "<i8", "offsets": "<i8", "lengths": "<i8", "crcs": "<u4", "keyframes": "?"}
+
+_COLUMNS: dict[str, str] = {"times_ns": "<i8", "offsets": "<i8", "lengths": "<u4", "crcs": "<u4", "keyframes": "?"}
 _DIFFERENCES = ("times_ns", "offsets")
 
 
 def pack(index: EpisodeIndex) -> bytes:
-    """The index as bytes: a JSON head, then each camera's columns; times and offsets as differences; all zstd."""
+    """The index as the attachment's data: zstd over a JSON head and the cameras' columns, differences where steady."""
     head = {
         "version": VERSION,
         "metadata_crc": index.metadata_crc,
@@ -88,22 +120,18 @@ def pack(index: EpisodeIndex) -> bytes:
                 "group": camera.group,
                 "width": camera.width,
                 "height": camera.height,
+                "codec": camera.codec,
+                "rendition_of": camera.rendition_of,
                 "frames": len(camera.times_ns),
             }
             for camera in index.cameras
         ],
-        "series": [
-            {
-                "name": series.name,
-                "channel": series.channel,
-                "group": series.group,
-                "rows": series.rows,
-                "dtype": series.dtype,
-                "names": list(series.names),
-            }
-            for series in index.series
+        "series": [{**vars(series), "names": list(series.names)} for series in index.series],
+        "topics": [vars(topic) for topic in index.topics],
+        "chunks": [
+            [c.group, c.offset, c.size_bytes, c.unpacked_bytes, c.crc, [[k, *v] for k, v in c.channels.items()]]
+            for c in index.chunks
         ],
-        "chunks": [[c.group, c.offset, c.size_bytes, c.unpacked_bytes, c.crc] for c in index.chunks],
     }
     text = json.dumps(head, separators=(",", ":"), sort_keys=True).encode()
     parts = [struct.pack("<I", len(text)), text]
@@ -120,13 +148,13 @@ def unpack(data: bytes) -> EpisodeIndex:
     """Read what `pack` wrote.
 
     Raises:
-        EpisodeError: `corrupt` when it is not such an index, `version` when it is a newer one.
+        EpisodeError: `corrupt` when it is not such an index, `version` when it is of another version.
     """
     try:
         raw = zstandard.ZstdDecompressor().decompress(data)
         (length,) = struct.unpack_from("<I", raw)
         head: dict[str, Any] = json.loads(raw[4 : 4 + length])
-        if head["version"] > VERSION:
+        if head["version"] != VERSION:
             raise EpisodeError(
                 "version", f"The episode's index has version {head['version']}, and this Megahour reads {VERSION}"
             )
@@ -138,11 +166,15 @@ def unpack(data: bytes) -> EpisodeIndex:
             for name, dtype in _COLUMNS.items():
                 column = np.frombuffer(raw, dtype, frames, at)
                 at += column.nbytes
-                columns[name] = np.cumsum(column) if name in _DIFFERENCES else column
+                columns[name] = np.cumsum(column) if name in _DIFFERENCES else column.copy()
             columns["times_ns"].flags.writeable = False
             cameras.append(CameraIndex(**facts, **columns))
-        series = tuple(replace(SeriesIndex(**facts), names=tuple(facts["names"])) for facts in head["series"])
-        chunks = tuple(ChunkIndex(*fields) for fields in head["chunks"])
-        return EpisodeIndex(tuple(cameras), series, chunks, head["metadata_crc"])
-    except (zstandard.ZstdError, struct.error, ValueError, KeyError, TypeError) as error:
+        series = tuple(SeriesIndex(**{**facts, "names": tuple(facts["names"])}) for facts in head["series"])
+        topics = tuple(TopicIndex(**facts) for facts in head["topics"])
+        chunks = tuple(
+            ChunkIndex(group, offset, size, unpacked, crc, {each[0]: tuple(each[1:]) for each in channels})
+            for group, offset, size, unpacked, crc, channels in head["chunks"]
+        )
+        return EpisodeIndex(tuple(cameras), series, topics, chunks, head["metadata_crc"])
+    except (zstandard.ZstdError, struct.error, ValueError, KeyError, TypeError, IndexError) as error:
         raise EpisodeError("corrupt", f"The episode's index cannot be read: {error}") from error

@@ -1,53 +1,65 @@
-"""Read an episode: pictures by byte range, series whole, every byte that is used checked."""
+"""Read an episode: samples by byte range, one request per group of topics, every byte that is used checked."""
 
 from __future__ import annotations
 
+import itertools
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zstandard
+from foxglove_schemas_protobuf.CompressedImage_pb2 import CompressedImage
 from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
 from google.protobuf.message import DecodeError
 from mcap.opcode import Opcode
+from numpy.typing import NDArray
 
+from megahour.episode import decoding
 from megahour.episode import index as idx
+from megahour.episode.cache import Cache
 from megahour.episode.container import MESSAGE_HEAD, RECORD_HEAD
-from megahour.episode.h264 import Decoder
+from megahour.episode.decoding import Threads
 from megahour.episode.joints import from_messages
-from megahour.episode.model import EpisodeError, EpisodeFacts, Frames, Series, TimesNs
-from megahour.episode.ranges import ByteSource, FileBytes, LakeBytes
+from megahour.episode.model import EpisodeError, EpisodeFacts, ExtraMessage, Frames, Series, TimesNs
+from megahour.episode.ranges import Buffer, ByteSource, FileBytes, MappedBytes, lake_bytes
+from megahour.episode.sample import Pictures, Query, Sample, SeriesQuery, last, near_enough, nearest, rows_at
 from megahour.episode.tail import AGAIN, Run, open_tail, read_exactly
 from megahour.storage import Lake
 
-__all__ = ["CameraInfo", "EpisodeError", "EpisodeReader", "open_episode", "open_episode_file"]
+__all__ = ["CameraInfo", "EpisodeError", "EpisodeReader", "map_episode_file", "open_episode", "open_episode_file"]
 
 GAP_BYTES = 512 * 1024
-"""Wanted bytes further apart than this are separate ranges of one request."""
-MOST_HELD_BYTES = 8 * 1024 * 1024
+"""Wanted bytes further apart than this are separate requests."""
+BUDGET_BYTES = 64 * 2**20
+
+_numbers = itertools.count()
+Span = tuple[int, int]
+_Channels = dict[int, tuple[TimesNs, NDArray[np.floating]]]
+"""Times and values of series, by their channel."""
 
 
 @dataclass(frozen=True)
 class CameraInfo:
-    """A camera of an episode. `times_ns` is `(frames,)`."""
+    """A camera of an episode. `times_ns` is `(frames,)`; `renditions` are smaller (height, width) it is stored in."""
 
     width: int
     height: int
     frames: int
     times_ns: TimesNs
+    renditions: tuple[tuple[int, int], ...] = ()
 
 
 def open_episode(lake: Lake, key: str, size_bytes: int | None = None) -> EpisodeReader:
-    """Open an episode of the lake with one read of its tail; without its size, one question for that before.
+    """Open an episode of the lake with one read of its tail; `size_bytes` is checked where it is known.
 
     Raises:
         EpisodeError: `missing`, `truncated`, `corrupt` or `version`.
     """
-    return EpisodeReader(LakeBytes(lake, key, size_bytes))
+    return EpisodeReader(lake_bytes(lake, key), size_bytes)
 
 
 def open_episode_file(path: Path) -> EpisodeReader:
@@ -59,184 +71,427 @@ def open_episode_file(path: Path) -> EpisodeReader:
     return EpisodeReader(FileBytes(path))
 
 
-class EpisodeReader:
-    """An open episode. It keeps its index, its decoders and the last bytes it fetched; not to be shared by threads.
+def map_episode_file(path: Path) -> EpisodeReader:
+    """Open an episode that is a file on this machine, mapped into memory; nobody may cut it short meanwhile.
 
-    `facts` is what the metadata record says, `cameras` and `series_names` what there is, `profile` how it is laid out,
-    `notes` what its source had and it lacks.
+    Raises:
+        EpisodeError: `missing`, `truncated`, `corrupt` or `version`.
+    """
+    return EpisodeReader(MappedBytes(path))
+
+
+class EpisodeReader:
+    """An open episode. Not to be shared by threads; it can be pickled, and serves in a forked process.
+
+    `facts` is what the metadata record says, `cameras`, `series_names` and `extras` what there is, `profile` how it is
+    laid out, `notes` what was lost or mended on its way in. What it read and decoded it keeps in `cache`, which other
+    episodes may share, up to that one's budget.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        size_bytes: int | None = None,
+        cache: Cache | None = None,
+        threads: Threads | None = None,
+    ) -> None:
         self._source = source
-        self.size_bytes = source.size_bytes()
-        tail = open_tail(source, self.size_bytes)
+        self._cache = Cache(BUDGET_BYTES) if cache is None else cache
+        self._threads = threads or Threads()
+        self._number = next(_numbers)
+        tail = open_tail(source, size_bytes)
+        self.size_bytes = tail.size_bytes
         self.facts: EpisodeFacts = tail.facts
         self.profile, self.container_version, self.notes = tail.profile, tail.container_version, tail.notes
-        self.index = tail.index
-        self.cameras = {
-            camera.name: CameraInfo(camera.width, camera.height, len(camera.times_ns), camera.times_ns)
-            for camera in self.index.cameras
-        }
-        self._cameras = {camera.name: camera for camera in self.index.cameras}
-        self._decoders: dict[str, Decoder] = {}
-        self._series: dict[str, Series] = {}
-        self._held = tail.read
+        self.index, self.extras = tail.index, tail.extras
+        self._full = {camera.name: camera for camera in self.index.cameras if not camera.rendition_of}
+        self._small = [camera for camera in self.index.cameras if camera.rendition_of]
+        self.cameras = {name: self._info(camera) for name, camera in self._full.items()}
+        self._periods: dict[str, float] = {}
+        self._hold("tail", tail.read)
+
+    def __reduce__(self) -> tuple[type[EpisodeReader], tuple[ByteSource, int, None, Threads]]:
+        return EpisodeReader, (self._source, self.size_bytes, None, self._threads)
 
     @property
     def series_names(self) -> tuple[str, ...]:
         """Names of the low-dimensional topics."""
         return tuple(series.name for series in self.index.series)
 
+    def sample(self, moment_ns: int, query: Query) -> Sample:
+        """Pictures and values around a moment, with one request per group of topics that holds some of them.
+
+        Raises:
+            EpisodeError: `no_topic`, `missing`, `truncated` or `corrupt`.
+        """
+        return self.samples([moment_ns], query)[0]
+
+    def samples(self, moments_ns: Sequence[int], query: Query) -> list[Sample]:
+        """The samples of several moments, in their order. A picture that several need is fetched and decoded once.
+
+        Raises:
+            EpisodeError: `no_topic`, `missing`, `truncated` or `corrupt`.
+        """
+        moments = np.asarray(moments_ns, np.int64).reshape(-1)
+        if not len(moments):
+            return []
+        found = {name: self._moments(name, moments, offsets, query.pick) for name, offsets in query.cameras.items()}
+        looks = [self._plan(self._stored(name, query.size), frames, query.size) for name, (frames, _) in found.items()]
+        values = {name: self._plan_rows(name, moments, wanted) for name, wanted in query.series.items()}
+        read = self._fetch(_spans([*looks, *values.values()]))
+        self._decode(looks, read)
+        pictures = {
+            name: (look.at(frames), self._full[name].times_ns[frames], valid)
+            for (name, (frames, valid)), look in zip(found.items(), looks, strict=True)
+        }
+        rows = {name: (*self._rows(look, read), look.series.period_ns) for name, look in values.items()}
+        return [
+            Sample(
+                int(moment),
+                {name: Pictures(*(each[i] for each in columns)) for name, columns in pictures.items()},
+                {
+                    name: rows_at(rows[name], moment + np.asarray(wanted.offsets_ns, np.int64), wanted.how)
+                    for name, wanted in query.series.items()
+                },
+            )
+            for i, moment in enumerate(moments)
+        ]
+
     def frames(self, camera: str, indices: Sequence[int], size: tuple[int, int] | None = None) -> Frames:
         """The pictures of `camera` at `indices`, in that order, `(n, height, width, 3)` uint8 RGB.
 
-        `size` is (height, width): pictures are scaled by area averaging while they are converted from YUV. One request
-        fetches the bytes from the keyframe before the first picture to the last one, of all cameras of the group:
-        asking the next camera for the same moments reads nothing.
+        `size` is (height, width): pictures are scaled by area averaging while they are converted from YUV, out of a
+        rendition that is no smaller, where there is one. One request fetches the bytes from the keyframe before the
+        first picture to the last one, of all cameras of the group: asking the next camera for the same moments reads
+        nothing.
 
         Raises:
             EpisodeError: `no_topic`, `out_of_range`, `missing`, `truncated` or `corrupt`.
         """
-        found = self._camera(camera)
+        stored = self._stored(camera, size)
         wanted = np.asarray(indices, np.int64).reshape(-1)
-        count = len(found.times_ns)
+        count = len(stored.times_ns)
         if len(wanted) and (wanted.min() < 0 or wanted.max() >= count):
             raise self._error(
                 "out_of_range",
                 f"camera '{camera}' has the pictures 0 to {count - 1}, and {wanted.min()} to {wanted.max()} were asked",
             )
-        unique, back = np.unique(wanted, return_inverse=True)
-        pictures = np.empty((len(unique), *(size or (found.height, found.width)), 3), np.uint8)
-        if len(unique):
-            keys = np.flatnonzero(found.keyframes)
-            starts = keys[np.searchsorted(keys, unique, side="right") - 1]
-            runs = [(int(start), unique[starts == start]) for start in np.unique(starts)]
-            fetched = self._fetch(found, [(start, int(members[-1])) for start, members in runs])
-            self._decode(found, runs, fetched, pictures)
-        in_order = len(unique) == len(wanted) and bool((back == np.arange(len(unique))).all())
-        return pictures if in_order else pictures[back]
+        if not len(wanted):
+            return np.empty((0, *(size or (stored.height, stored.width)), 3), np.uint8)
+        look = self._plan(stored, wanted, size)
+        read = self._fetch(_merged([self._group_span(stored, *run) for run in look.runs]))
+        self._decode([look], read)
+        return look.at(wanted)
 
     def series(self, name: str) -> Series:
-        """A low-dimensional topic, whole. It is kept decoded, and its arrays are read-only.
+        """A low-dimensional topic, whole. Its arrays are read-only.
 
         Raises:
             EpisodeError: `no_topic`, `missing`, `truncated` or `corrupt`.
         """
-        if name not in self._series:
-            group = next((series.group for series in self.index.series if series.name == name), None)
-            if group is None:
-                raise self._error("no_topic", f"there is no series '{name}', only {', '.join(self.series_names)}")
-            self._series.update(self._read_series(group))
-        return self._series[name]
+        key = self._number, "series", name
+        found: Series | None = self._cache.get(key)
+        if found is None:
+            look = self._plan_chunks(self._series(name), slice(None))
+            times_ns, values = self._rows(look, self._fetch(_spans([look])))
+            found = Series(name, times_ns, values, look.series.names)
+            self._cache.put(key, found, values.nbytes + times_ns.nbytes)
+        return found
+
+    def messages(self, topic: str) -> Iterator[ExtraMessage]:
+        """The messages of an extra topic, as they came. One request per chunk.
+
+        Raises:
+            EpisodeError: `no_topic`, `missing`, `truncated` or `corrupt`.
+        """
+        found = next((each for each in self.index.topics if each.name == topic), None)
+        if found is None:
+            raise self._error(
+                "no_topic", f"there is no topic '{topic}', only {self._listed(e.name for e in self.extras)}"
+            )
+        for chunk in self.index.chunks:
+            if found.channel in chunk.channels:
+                read = self._fetch([(chunk.offset, chunk.offset + chunk.size_bytes)])
+                for channel, time_ns, data in chunk_messages(self._unpacked(chunk, read)):
+                    if channel == found.channel:
+                        yield ExtraMessage(topic, time_ns, data)
 
     def coded(self, camera: str, start: int, end: int) -> list[bytes]:
-        """The coded pictures `start` to `end` (exclusive) of a camera, as H.264 access units.
+        """The coded pictures `start` to `end` (exclusive) of a camera: H.264 access units, or JPEG files.
 
         Raises:
             EpisodeError: `no_topic`, `missing`, `truncated` or `corrupt`.
         """
-        return self._fetch(self._camera(camera), [(start, end - 1)])[0] if end > start else []
+        stored = self._stored(camera, None)
+        if end <= start:
+            return []
+        read = self._fetch([self._group_span(stored, start, end - 1)])
+        return [self._coded(stored, i, read) for i in range(start, end)]
 
-    def _camera(self, name: str) -> idx.CameraIndex:
-        if name not in self._cameras:
-            raise self._error("no_topic", f"there is no camera '{name}', only {', '.join(self._cameras) or 'none'}")
-        return self._cameras[name]
+    # topics
+
+    def _info(self, camera: idx.CameraIndex) -> CameraInfo:
+        small = tuple((each.height, each.width) for each in self._small if each.rendition_of == camera.name)
+        return CameraInfo(camera.width, camera.height, len(camera.times_ns), camera.times_ns, small)
+
+    def _stored(self, name: str, size: tuple[int, int] | None) -> idx.CameraIndex:
+        """A camera as it is stored for pictures of this size."""
+        if name not in self._full:
+            raise self._error("no_topic", f"there is no camera '{name}', only {self._listed(self._full)}")
+        if size is not None:
+            for each in self._small:
+                if each.rendition_of == name and each.height >= size[0] and each.width >= size[1]:
+                    return each
+        return self._full[name]
+
+    def _series(self, name: str) -> idx.SeriesIndex:
+        for series in self.index.series:
+            if series.name == name:
+                return series
+        raise self._error("no_topic", f"there is no series '{name}', only {self._listed(self.series_names)}")
+
+    def _listed(self, names: Any) -> str:
+        return ", ".join(names) or "none"
 
     def _error(self, reason: str, text: str) -> EpisodeError:
         return EpisodeError(reason, f"{self._source.name}: {text}")
 
-    def _decode(
-        self, camera: idx.CameraIndex, runs: list[tuple[int, Any]], fetched: list[list[bytes]], out: Frames
-    ) -> None:
-        decoder = self._decoders.get(camera.name)
-        if decoder is None:
-            decoder = self._decoders[camera.name] = Decoder((camera.height, camera.width))
-        done = 0
-        for (start, members), units in zip(runs, fetched, strict=True):
-            wanted = np.isin(np.arange(start, int(members[-1]) + 1), members)
-            try:
-                decoder.decode(units, wanted.tolist(), out[done : done + len(members)])
-            except EpisodeError as error:
-                text = f"camera '{camera.name}', pictures from {start} on: {error}. {AGAIN}"
-                raise self._error(error.reason, text) from error
-            done += len(members)
+    # pictures
 
-    def _fetch(self, camera: idx.CameraIndex, runs: Sequence[tuple[int, int]]) -> list[list[bytes]]:
-        """Coded pictures of ascending runs (first, last) of a camera, each run's as a list, with one request."""
-        ranges: list[tuple[int, int]] = []
-        for first, last in runs:
-            start, end = self._group_range(camera, first, last)
-            if ranges and start - ranges[-1][1] <= GAP_BYTES:
-                ranges[-1] = (min(start, ranges[-1][0]), max(end, ranges[-1][1]))
+    def _moments(
+        self, name: str, moments: NDArray[np.int64], offsets_ns: Sequence[int], pick: str
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Which pictures stand for the wanted times `(moments, offsets)`, and whether they may."""
+        times = self._stored(name, None).times_ns
+        if name not in self._periods:
+            self._periods[name] = float(np.median(np.diff(times))) if len(times) > 1 else 0.0
+        wanted = moments[:, None] + np.asarray(offsets_ns, np.int64)
+        frames = (nearest if pick == "nearest" else last)(times, wanted)
+        valid = near_enough(times, frames, wanted, self._periods[name])
+        return frames, valid if pick == "nearest" else valid & (times[frames] <= wanted)
+
+    def _plan(self, stored: idx.CameraIndex, frames: NDArray[np.int64], size: tuple[int, int] | None) -> _Look:
+        """What to fetch and decode for these pictures, and those that are kept already."""
+        look = _Look(stored, size or (stored.height, stored.width))
+        absent = []
+        for frame in np.unique(frames).tolist():
+            kept = self._cache.get((self._number, stored.channel, look.size, frame))
+            if kept is None:
+                absent.append(frame)
             else:
-                ranges.append((start, end))
-        held = self._held.cut(*ranges[0]) if len(ranges) == 1 else None
-        if held is not None:
-            read = [Run(ranges[0][0], held)]
-        else:
-            parts = read_exactly(self._source, [s for s, _ in ranges], [e for _, e in ranges])
-            read = [Run(start, part) for (start, _), part in zip(ranges, parts, strict=True)]
-            if len(read) == 1 and len(read[0].data) <= MOST_HELD_BYTES:
-                self._held = read[0]
-        return [[self._coded(camera, i, read) for i in range(first, last + 1)] for first, last in runs]
+                look.pictures[frame] = kept
+        if absent:
+            keys = np.flatnonzero(stored.keyframes)
+            starts = keys[np.searchsorted(keys, absent, side="right") - 1]
+            for start in np.unique(starts).tolist():
+                members = [frame for frame, own in zip(absent, starts, strict=True) if own == start]
+                look.wanted[start] = members
+        return look
 
-    def _group_range(self, camera: idx.CameraIndex, first: int, last: int) -> tuple[int, int]:
-        """The bytes from a camera's picture `first` to `last`, widened to what its group holds of the same time."""
-        start, end = int(camera.offsets[first]), int(camera.offsets[last] + camera.lengths[last])
+    def _decode(self, looks: Sequence[_Look], read: Sequence[Run]) -> None:
+        """Fill in the pictures that are not kept, out of what was read."""
+        runs, meant = [], []
+        for look in looks:
+            stored = look.stored
+            for first, members in look.wanted.items():
+                inside = set(members)
+                runs.append(
+                    decoding.Run(
+                        stored.codec,
+                        (stored.height, stored.width),
+                        [self._coded(stored, i, read) for i in range(first, members[-1] + 1)],
+                        [i in inside for i in range(first, members[-1] + 1)],
+                        look.size,
+                    )
+                )
+                meant.append((look, members))
+        try:
+            decoded = self._threads.decode(runs) if runs else []
+        except EpisodeError as error:
+            names = self._listed(sorted({look.stored.name for look, _ in meant}))
+            raise self._error(error.reason, f"pictures of {names}: {error}. {AGAIN}") from error
+        for (look, members), pictures in zip(meant, decoded, strict=True):
+            for frame, picture in zip(members, pictures, strict=True):
+                look.pictures[frame] = picture
+                self._cache.put((self._number, look.stored.channel, look.size, frame), picture, picture.nbytes)
+
+    def _coded(self, camera: idx.CameraIndex, i: int, read: Sequence[Run]) -> bytes:
+        start, end = int(camera.offsets[i]), int(camera.offsets[i]) + int(camera.lengths[i])
+        record = next((part for run in read if (part := run.cut(start, end)) is not None), b"")
+        if zlib.crc32(record) != camera.crcs[i]:
+            raise self._error("corrupt", f"the checksum of picture {i} of camera '{camera.name}' is wrong. {AGAIN}")
+        kind: Any = CompressedImage if camera.codec == "jpeg" else CompressedVideo
+        try:
+            return bytes(kind.FromString(bytes(record[MESSAGE_HEAD:])).data)
+        except DecodeError as error:
+            raise self._error("corrupt", f"picture {i} of camera '{camera.name}' is no message: {error}") from error
+
+    # values
+
+    def _plan_rows(self, name: str, moments: NDArray[np.int64], wanted: SeriesQuery) -> _Values:
+        """The chunks around all moments: with the rows before the first wanted time and after the last."""
+        series = self._series(name)
+        if not wanted.offsets_ns:
+            raise self._error("out_of_range", f"a query of '{name}' asks for no times")
+        spans = [chunk.channels[series.channel] for chunk in self._chunks_of(series)]
+        since = int(moments.min()) + min(wanted.offsets_ns)
+        until = int(moments.max()) + max(wanted.offsets_ns)
+        first = max(0, int(np.searchsorted([start for _, _, start, _ in spans], since, side="right")) - 1)
+        end = min(len(spans) - 1, int(np.searchsorted([end for _, _, _, end in spans], until)))
+        return self._plan_chunks(series, slice(min(first, end), max(first, end) + 1))
+
+    def _plan_chunks(self, series: idx.SeriesIndex, which: slice) -> _Values:
+        chunks = self._chunks_of(series)[which]
+        return _Values(series, {chunk: self._cache.get((self._number, "chunk", chunk.offset)) for chunk in chunks})
+
+    def _chunks_of(self, series: idx.SeriesIndex) -> list[idx.ChunkIndex]:
+        return [chunk for chunk in self.index.chunks if series.channel in chunk.channels]
+
+    def _rows(self, look: _Values, read: Sequence[Run]) -> tuple[TimesNs, NDArray[np.floating]]:
+        """Times and values of a series in its chunks."""
+        parts = []
+        for chunk, kept in look.chunks.items():
+            parts.append((self._unpack(chunk, read) if kept is None else kept)[look.series.channel])
+        if len(parts) == 1:
+            return parts[0]
+        times_ns, values = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+        values.flags.writeable = times_ns.flags.writeable = False
+        return times_ns, values
+
+    def _unpack(self, chunk: idx.ChunkIndex, read: Sequence[Run]) -> _Channels:
+        """All series of a chunk, by channel."""
+        key = self._number, "chunk", chunk.offset
+        # Another series of the same sample may have unpacked it.
+        found: _Channels | None = self._cache.get(key)
+        if found is None:
+            messages: dict[int, tuple[list[int], list[bytes]]] = {}
+            for channel, time_ns, payload in chunk_messages(self._unpacked(chunk, read)):
+                times, payloads = messages.setdefault(channel, ([], []))
+                times.append(time_ns)
+                payloads.append(payload)
+            found = {}
+            for series in self.index.series:
+                if series.channel in chunk.channels:
+                    times, payloads = messages.get(series.channel, ([], []))
+                    if len(times) != chunk.channels[series.channel][1]:
+                        raise self._error("corrupt", f"a chunk has {len(times)} rows of '{series.name}'. {AGAIN}")
+                    values = from_messages(series.names, payloads).astype(series.dtype)
+                    times_ns = np.array(times, np.int64)
+                    values.flags.writeable = times_ns.flags.writeable = False
+                    found[series.channel] = times_ns, values
+            self._cache.put(key, found, sum(times.nbytes + values.nbytes for times, values in found.values()))
+        return found
+
+    def _unpacked(self, chunk: idx.ChunkIndex, read: Sequence[Run]) -> bytes:
+        start, end = chunk.offset, chunk.offset + chunk.size_bytes
+        packed = next((part for run in read if (part := run.cut(start, end)) is not None), b"")
+        if zlib.crc32(packed) != chunk.crc:
+            raise self._error("corrupt", f"the checksum of a chunk of '{chunk.group}' is wrong. {AGAIN}")
+        return zstandard.ZstdDecompressor().decompress(packed, max_output_size=chunk.unpacked_bytes)
+
+    # bytes
+
+    def _group_span(self, camera: idx.CameraIndex, first: int, end: int) -> Span:
+        """The bytes from a camera's picture `first` to `end`, widened to what its group holds of the same time."""
+        low, high = int(camera.offsets[first]), int(camera.offsets[end]) + int(camera.lengths[end])
         for other in self.index.cameras:
             if other is camera or other.group != camera.group:
                 continue
             since = int(np.searchsorted(other.times_ns, camera.times_ns[first], side="right")) - 1
-            upto = int(np.searchsorted(other.times_ns, camera.times_ns[last], side="right")) - 1
+            upto = int(np.searchsorted(other.times_ns, camera.times_ns[end], side="right")) - 1
             keys = np.flatnonzero(other.keyframes[: since + 1])
             if len(keys):
-                start = min(start, int(other.offsets[keys[-1]]))
-                end = max(end, int(other.offsets[upto] + other.lengths[upto]))
-        return start, end
+                low = min(low, int(other.offsets[keys[-1]]))
+                high = max(high, int(other.offsets[upto]) + int(other.lengths[upto]))
+        return low, high
 
-    def _coded(self, camera: idx.CameraIndex, i: int, read: Sequence[Run]) -> bytes:
-        start, end = int(camera.offsets[i]), int(camera.offsets[i] + camera.lengths[i])
-        record = next((part for run in read if (part := run.cut(start, end)) is not None), b"")
-        if zlib.crc32(record) != camera.crcs[i]:
-            raise self._error("corrupt", f"the checksum of picture {i} of camera '{camera.name}' is wrong. {AGAIN}")
-        try:
-            video: Any = CompressedVideo.FromString(record[MESSAGE_HEAD:])
-        except DecodeError as error:
-            raise self._error("corrupt", f"picture {i} of camera '{camera.name}' is no message: {error}") from error
-        return bytes(video.data)
+    def _fetch(self, spans: Sequence[Span]) -> list[Run]:
+        """Runs of bytes that hold all spans: out of what is held, the rest with one call."""
+        held: list[Run] = [run for key in ("tail", "last") if (run := self._cache.get((self._number, key))) is not None]
+        absent = [span for span in spans if all(run.cut(*span) is None for run in held)]
+        if not absent:
+            return held
+        parts = read_exactly(self._source, [start for start, _ in absent], [end for _, end in absent])
+        read = [Run(start, part) for (start, _), part in zip(absent, parts, strict=True)]
+        self._hold("last", max(read, key=lambda run: len(run.data)))
+        return [*read, *held]
 
-    def _read_series(self, group: str) -> dict[str, Series]:
-        chunks = [chunk for chunk in self.index.chunks if chunk.group == group]
-        start, end = min(c.offset for c in chunks), max(c.offset + c.size_bytes for c in chunks)
-        held = self._held.cut(start, end)
-        run = Run(start, read_exactly(self._source, [start], [end])[0] if held is None else held)
-        messages: dict[int, list[tuple[int, bytes]]] = {}
-        for chunk in chunks:
-            packed = run.cut(chunk.offset, chunk.offset + chunk.size_bytes) or b""
-            if zlib.crc32(packed) != chunk.crc:
-                raise self._error("corrupt", f"the checksum of the topics '{group}' is wrong. {AGAIN}")
-            data = zstandard.ZstdDecompressor().decompress(packed, max_output_size=chunk.unpacked_bytes)
-            for channel, time_ns, payload in chunk_messages(data):
-                messages.setdefault(channel, []).append((time_ns, payload))
-        members = [series for series in self.index.series if series.group == group]
-        return {series.name: self._one_series(series, messages.get(series.channel, [])) for series in members}
-
-    def _one_series(self, series: idx.SeriesIndex, rows: list[tuple[int, bytes]]) -> Series:
-        if len(rows) != series.rows:
-            raise self._error("corrupt", f"'{series.name}' has {len(rows)} rows, and its index says {series.rows}")
-        values = from_messages(series.names, [payload for _, payload in rows]).astype(series.dtype)
-        times_ns = np.array([time_ns for time_ns, _ in rows], np.int64)
-        values.flags.writeable = times_ns.flags.writeable = False
-        return Series(series.name, times_ns, values, series.names)
+    def _hold(self, what: str, run: Run) -> None:
+        self._cache.put((self._number, what), run, len(run.data))
 
 
-def chunk_messages(data: bytes) -> list[tuple[int, int, bytes]]:
+class _Look:
+    """Pictures of one stored camera at one size: those there are, and those to decode, by their keyframe."""
+
+    def __init__(self, stored: idx.CameraIndex, size: tuple[int, int]) -> None:
+        self.stored = stored
+        self.size = size
+        self.pictures: dict[int, Frames] = {}
+        self.wanted: dict[int, list[int]] = {}
+
+    @property
+    def group(self) -> str:
+        return self.stored.group
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """First and last picture of what is to be decoded."""
+        return [(first, members[-1]) for first, members in self.wanted.items()]
+
+    @property
+    def spans(self) -> list[Span]:
+        offsets, lengths = self.stored.offsets, self.stored.lengths
+        return [(int(offsets[first]), int(offsets[end]) + int(lengths[end])) for first, end in self.runs]
+
+    def at(self, frames: NDArray[np.int64]) -> Frames:
+        """The pictures of these numbers, `(*frames.shape, height, width, 3)`."""
+        stacked = np.empty((frames.size, *self.size, 3), np.uint8)
+        for i, frame in enumerate(frames.ravel().tolist()):
+            stacked[i] = self.pictures[frame]
+        return stacked.reshape(*frames.shape, *self.size, 3)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """Chunks of one series in order, each with what is kept of it."""
+
+    series: idx.SeriesIndex
+    chunks: dict[idx.ChunkIndex, _Channels | None]
+
+    @property
+    def group(self) -> str:
+        return self.series.group
+
+    @property
+    def spans(self) -> list[Span]:
+        return [(chunk.offset, chunk.offset + chunk.size_bytes) for chunk, kept in self.chunks.items() if kept is None]
+
+
+def _spans(looks: Sequence[_Look | _Values]) -> list[Span]:
+    """The bytes to fetch: as few spans per group as gaps allow."""
+    by_group: dict[str, list[Span]] = {}
+    for look in looks:
+        by_group.setdefault(look.group, []).extend(look.spans)
+    return [span for spans in by_group.values() for span in _merged(spans)]
+
+
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    """Spans in order, those with small gaps between them as one."""
+    merged: list[Span] = []
+    for start, end in sorted(spans):
+        if merged and start - merged[-1][1] <= GAP_BYTES:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def chunk_messages(data: Buffer) -> Iterator[tuple[int, int, bytes]]:
     """The messages of an unpacked chunk: (channel, log time in ns, payload)."""
-    found, at = [], 0
+    at = 0
     while at < len(data):
         opcode, length = struct.unpack_from("<BQ", data, at)
         if opcode == Opcode.MESSAGE:
             channel, _, time_ns, _ = struct.unpack_from("<HIQQ", data, at + RECORD_HEAD)
-            found.append((channel, time_ns, data[at + MESSAGE_HEAD : at + RECORD_HEAD + length]))
+            yield channel, time_ns, bytes(data[at + MESSAGE_HEAD : at + RECORD_HEAD + length])
         at += RECORD_HEAD + length
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
@@ -16,15 +16,15 @@ from mcap.opcode import Opcode
 
 from megahour.episode import index as idx
 from megahour.episode.container import MAGIC, RECORD_HEAD
-from megahour.episode.model import EpisodeError, EpisodeFacts, Note
+from megahour.episode.model import EpisodeError, EpisodeFacts, ExtraTopic, Note
 from megahour.episode.profile import CONTAINER_VERSION
-from megahour.episode.ranges import ByteSource
+from megahour.episode.ranges import Buffer, ByteSource
 
 FOOTER_BYTES = RECORD_HEAD + 20 + len(MAGIC)
-TAIL_BYTES, MOST_TAIL_BYTES = 64 * 1024, 1024 * 1024
+TAIL_BYTES, MOST_TAIL_BYTES = 64 * 1024, 4 * 1024 * 1024
 TAIL_SHARE = 64
-"""A tail read takes 1/64 of the file within these bounds: it then nearly always holds the index, and often the low-
-dimensional topics, which lie before it."""
+"""A tail read takes 1/64 of the file within these bounds, 64 KiB where its size is not known: it then nearly always
+holds the index, and often the low-dimensional topics, which lie before it."""
 AGAIN = "Ingest its recording again"
 
 
@@ -33,9 +33,9 @@ class Run:
     """Bytes of a file from `start` on."""
 
     start: int
-    data: bytes
+    data: Buffer
 
-    def cut(self, start: int, end: int) -> bytes | None:
+    def cut(self, start: int, end: int) -> Buffer | None:
         """The bytes `start` to `end` of the file, or None when they are not all here."""
         if start < self.start or end > self.start + len(self.data):
             return None
@@ -51,10 +51,12 @@ class Tail:
     container_version: int
     notes: tuple[Note, ...]
     index: idx.EpisodeIndex
+    extras: tuple[ExtraTopic, ...]
+    size_bytes: int
     read: Run
 
 
-def read_exactly(source: ByteSource, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+def read_exactly(source: ByteSource, starts: Sequence[int], ends: Sequence[int]) -> list[Buffer]:
     """Ranges of a file, all of them whole.
 
     Raises:
@@ -67,24 +69,31 @@ def read_exactly(source: ByteSource, starts: Sequence[int], ends: Sequence[int])
     return parts
 
 
-def open_tail(source: ByteSource, size_bytes: int) -> Tail:
-    """Read and check the end of an episode of `size_bytes`; one read, a second when the index is unusually large.
+def open_tail(source: ByteSource, size_bytes: int | None = None) -> Tail:
+    """Read and check the end of an episode; one read, a second when the index is unusually large.
+
+    `size_bytes` is its size where that is known already: another one is an error.
 
     Raises:
         EpisodeError: `missing`, `truncated`, `corrupt` or `version`.
     """
     name = source.name
-    if size_bytes < len(MAGIC) + FOOTER_BYTES:
-        raise EpisodeError("truncated", f"{name} has only {size_bytes} bytes. {AGAIN}")
-    length = min(size_bytes, max(TAIL_BYTES, min(size_bytes // TAIL_SHARE, MOST_TAIL_BYTES)))
-    run = Run(size_bytes - length, read_exactly(source, [size_bytes - length], [size_bytes])[0])
-    footer = run.data[-FOOTER_BYTES:]
+    asked = max(TAIL_BYTES, min((size_bytes or 0) // TAIL_SHARE, MOST_TAIL_BYTES))
+    data, size = source.tail(asked)
+    if size < len(MAGIC) + FOOTER_BYTES:
+        raise EpisodeError("truncated", f"{name} has only {size} bytes. {AGAIN}")
+    if size_bytes is not None and size != size_bytes:
+        raise EpisodeError("truncated", f"{name} has {size} bytes, and {size_bytes} were stored. {AGAIN}")
+    if len(data) != min(asked, size):
+        raise EpisodeError("truncated", f"{name}: its last {min(asked, size)} bytes are not there. {AGAIN}")
+    run = Run(size - len(data), data)
+    footer = bytes(run.data[-FOOTER_BYTES:])
     opcode, body, summary_start, _, crc = struct.unpack_from("<BQQQI", footer)
     if footer[-len(MAGIC) :] != MAGIC or (opcode, body) != (Opcode.FOOTER, 20):
         raise EpisodeError("truncated", f"{name} does not end like an MCAP file: it is cut short. {AGAIN}")
-    end = size_bytes - FOOTER_BYTES
+    end = size - FOOTER_BYTES
     run = _reach(source, run, summary_start, end)
-    summary = run.cut(summary_start, end) or b""
+    summary = bytes(run.cut(summary_start, end) or b"")
     # The format lets other writers leave a checksum out, as 0.
     if crc not in (0, zlib.crc32(footer[:25], zlib.crc32(summary))):
         raise EpisodeError("corrupt", f"{name}: the checksum of its summary is wrong. {AGAIN}")
@@ -94,10 +103,12 @@ def open_tail(source: ByteSource, size_bytes: int) -> Tail:
             raise EpisodeError("corrupt", f"{name} is an MCAP file, but no episode of Megahour: it has no index")
         run = _reach(source, run, min(attachment.offset, metadata.offset), summary_start)
         index = _index(run.cut(attachment.offset, attachment.offset + attachment.length), attachment.data_size)
-        said = run.cut(metadata.offset, metadata.offset + metadata.length) or b""
+        said = bytes(run.cut(metadata.offset, metadata.offset + metadata.length) or b"")
         if zlib.crc32(said) != index.metadata_crc:
             raise EpisodeError("corrupt", f"the checksum of its metadata is wrong. {AGAIN}")
-        return _tail(records.Metadata.read(_stream(said[RECORD_HEAD:])).metadata, index, run)
+        facts, profile, notes = _said(records.Metadata.read(_stream(said[RECORD_HEAD:])).metadata)
+        extras = _extras(summary, index) if index.topics else ()
+        return Tail(facts, profile, CONTAINER_VERSION, notes, index, extras, size, run)
     except EpisodeError as error:
         raise EpisodeError(error.reason, f"{name}: {error}") from error
     except (McapError, struct.error, ValueError, KeyError) as error:
@@ -110,20 +121,20 @@ def _reach(source: ByteSource, run: Run, start: int, end: int) -> Run:
         raise EpisodeError("corrupt", f"{source.name}: its footer or summary points outside the file. {AGAIN}")
     if start >= run.start:
         return run
-    return Run(start, read_exactly(source, [start], [run.start])[0] + run.data)
+    return Run(start, b"".join((read_exactly(source, [start], [run.start])[0], run.data)))
 
 
-def _index(record: bytes | None, data_size: int) -> idx.EpisodeIndex:
+def _index(record: Buffer | None, data_size: int) -> idx.EpisodeIndex:
     if record is None or zlib.crc32(record[RECORD_HEAD:-4]) != struct.unpack("<I", record[-4:])[0]:
         raise EpisodeError("corrupt", f"the checksum of its index is wrong. {AGAIN}")
-    return idx.unpack(record[-4 - data_size : -4])
+    return idx.unpack(bytes(record[-4 - data_size : -4]))
 
 
-def _tail(said: dict[str, str], index: idx.EpisodeIndex, run: Run) -> Tail:
+def _said(said: dict[str, str]) -> tuple[EpisodeFacts, str, tuple[Note, ...]]:
     version = int(said["container_version"])
-    if version > CONTAINER_VERSION:
+    if version != CONTAINER_VERSION:
         raise EpisodeError(
-            "version", f"its container has version {version}, and this Megahour reads {CONTAINER_VERSION}. Upgrade it"
+            "version", f"its container has version {version}, and this Megahour reads {CONTAINER_VERSION}"
         )
     facts = EpisodeFacts(
         episode_id=said["episode_id"],
@@ -135,23 +146,47 @@ def _tail(said: dict[str, str], index: idx.EpisodeIndex, run: Run) -> Tail:
         success={"": None, "true": True, "false": False}[said["success"]],
         attributes=json.loads(said["attributes"]),
     )
-    return Tail(facts, said["profile"], version, tuple(Note(*each) for each in json.loads(said["notes"])), index, run)
+    return facts, said["profile"], tuple(Note(*each) for each in json.loads(said["notes"]))
 
 
 def _stream(data: bytes) -> ReadDataStream:
     return ReadDataStream(BytesIO(data))
 
 
-def _find(summary: bytes) -> tuple[records.AttachmentIndex | None, records.MetadataIndex | None]:
-    attachment, metadata, at = None, None, 0
+def _records(summary: bytes) -> Iterator[tuple[int, bytes]]:
+    """The summary's records: opcode and body."""
+    at = 0
     while at + RECORD_HEAD <= len(summary):
         opcode, length = struct.unpack_from("<BQ", summary, at)
-        body = summary[at + RECORD_HEAD : at + RECORD_HEAD + length]
+        yield opcode, summary[at + RECORD_HEAD : at + RECORD_HEAD + length]
+        at += RECORD_HEAD + length
+
+
+def _find(summary: bytes) -> tuple[records.AttachmentIndex | None, records.MetadataIndex | None]:
+    attachment, metadata = None, None
+    for opcode, body in _records(summary):
         if opcode == Opcode.ATTACHMENT_INDEX:
             found = records.AttachmentIndex.read(_stream(body))
             attachment = found if found.name == idx.NAME else attachment
         elif opcode == Opcode.METADATA_INDEX:
             named = records.MetadataIndex.read(_stream(body))
             metadata = named if named.name == idx.METADATA else metadata
-        at += RECORD_HEAD + length
     return attachment, metadata
+
+
+def _extras(summary: bytes, index: idx.EpisodeIndex) -> tuple[ExtraTopic, ...]:
+    schemas: dict[int, records.Schema] = {}
+    channels: dict[int, records.Channel] = {}
+    for opcode, body in _records(summary):
+        if opcode == Opcode.SCHEMA:
+            schema = records.Schema.read(_stream(body))
+            schemas[schema.id] = schema
+        elif opcode == Opcode.CHANNEL:
+            channel = records.Channel.read(_stream(body))
+            channels[channel.id] = channel
+    found = []
+    for topic in index.topics:
+        channel = channels[topic.channel]
+        schema = schemas.get(channel.schema_id) or records.Schema(0, b"", "", "")
+        found.append(ExtraTopic(topic.name, channel.message_encoding, schema.name, schema.encoding, schema.data))
+    return tuple(found)

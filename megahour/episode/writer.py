@@ -5,27 +5,29 @@ from __future__ import annotations
 import heapq
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
+from foxglove_schemas_protobuf.CompressedImage_pb2 import CompressedImage
 from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
+from foxglove_schemas_protobuf.JointStates_pb2 import JointStates
 from mcap import records
 from numpy.typing import NDArray
 
 from megahour.episode import index as idx
-from megahour.episode.container import Container, Group, Message, record_bytes
-from megahour.episode.h264 import encode
+from megahour.episode.container import Container, Group, Message, protobuf_topic, record_bytes
 from megahour.episode.joints import timestamp, to_messages
 from megahour.episode.model import Camera, EpisodeError, EpisodeFacts, RawEpisode, Series
-from megahour.episode.profile import CONTAINER_VERSION, MIXED, Profile
+from megahour.episode.profile import CONTAINER_VERSION, MESSAGES, MIXED, Profile
+from megahour.episode.streams import CameraStream, Picture, Spool, ahead, camera_stream
 from megahour.files import appearing
 
-CAMERAS, CONTROL, EXTRA = "cameras", "control", "extra"
-SERIES_CHUNK_BYTES = 1024 * 1024
+COMPRESSED_CHUNK_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -37,28 +39,31 @@ class WrittenEpisode:
     frames_by_camera: dict[str, int]
 
 
-def write_episode(path: Path, episode: RawEpisode, facts: EpisodeFacts, profile: Profile = MIXED) -> WrittenEpisode:
+def write_episode(
+    path: Path, episode: RawEpisode, facts: EpisodeFacts, profile: Profile = MIXED, cores: int = 1
+) -> WrittenEpisode:
     """Write `episode` to `path`, whole or not at all: under another name first, then renamed. Same input, same bytes.
 
-    Pictures are pulled from the cameras one by one, so memory does not grow with the episode.
+    Pictures are pulled from the cameras one by one, so memory does not grow with the episode. With several `cores` as
+    many cameras are coded at once; the bytes do not depend on it.
 
     Raises:
         EpisodeError: `times` when a topic's times do not increase, `frame_count` when a camera has not one picture per
-            time, `invalid` when names repeat or shapes disagree.
+            time, `invalid` when names repeat, shapes disagree, or the profile's groups do not fit the topics.
         Whatever the episode's own `frames()` raises.
     """
-    _validate(episode)
-    with appearing(path) as partial, partial.open("wb") as out:
-        size_bytes = _write(out, episode, facts, profile)
+    _validate(episode, profile)
+    with appearing(path) as partial, partial.open("wb") as out, ExitStack() as stack:
+        size_bytes = _Writing(out, episode, facts, profile, stack, max(1, cores)).write()
     frames_by_camera = {camera.name: len(camera.times_ns) for camera in episode.cameras}
     return WrittenEpisode(size_bytes, min(frames_by_camera.values(), default=0), frames_by_camera)
 
 
-def _validate(episode: RawEpisode) -> None:
-    names = [camera.name for camera in episode.cameras] + [series.name for series in episode.series]
-    if not names or len(set(names)) != len(names):
-        raise EpisodeError("invalid", f"An episode needs topics with different names, and this one has {names}")
+def _validate(episode: RawEpisode, profile: Profile) -> None:
     topics: list[Camera | Series] = [*episode.cameras, *episode.series]
+    names = [_topic(topic) for topic in topics] + [extra.name for extra in episode.extras]
+    if not names or len(set(names)) != len(names) or not all(names):
+        raise EpisodeError("invalid", f"An episode needs topics with different names, and this one has {names}")
     for topic in topics:
         times = np.asarray(topic.times_ns)
         if not len(times):
@@ -76,45 +81,164 @@ def _validate(episode: RawEpisode) -> None:
             )
         if series.values.dtype not in (np.float32, np.float64):
             raise EpisodeError("invalid", f"'{series.name}' is {series.values.dtype}, not float32 or float64")
+    groups = {
+        kind: {profile.group_of(f"/{_topic(t)}") for t in topics if isinstance(t, kind)} for kind in (Camera, Series)
+    }
+    if both := groups[Camera] & groups[Series]:
+        raise EpisodeError(
+            "invalid",
+            f"The profile '{profile.name}' puts cameras and series together into {', '.join(sorted(both))}: pictures "
+            "lie uncompressed and series compressed, so they need groups of their own",
+        )
 
 
-def _write(out: IO[bytes], episode: RawEpisode, facts: EpisodeFacts, profile: Profile) -> int:
-    file = Container(out)
-    topics: list[Camera | Series] = [*episode.cameras, *episode.series]
-    channels = {topic.name: file.add_channel(topic) for topic in topics}
+def _topic(topic: Camera | Series) -> str:
+    return f"camera/{topic.name}" if isinstance(topic, Camera) else topic.name
 
-    cuts = segment_starts(episode.cameras, profile.gop)
-    streams = [_camera_messages(c, channels[c.name].id, cuts, episode.rate_hz, profile) for c in episode.cameras]
-    group = Group(file, CAMERAS, compressed=False)
-    for _, segment in groupby(heapq.merge(*streams), key=lambda message: message.segment):
-        for message in segment:
-            group.add(message)
-        if group.size >= profile.chunk_bytes:
-            group.end_chunk()
-    group.end_chunk()
-    # Low-dimensional topics come last: the tail that opens an episode then often holds them already.
-    for name in (EXTRA, CONTROL):
-        series = [s for s in episode.series if _series_group(s.name) == name]
-        group = Group(file, name, compressed=True)
-        for message in heapq.merge(*(_series_messages(s, channels[s.name].id) for s in series)):
-            group.add(message)
-            if group.size >= SERIES_CHUNK_BYTES:
+
+class _Writing:
+    """One episode on its way into a file."""
+
+    def __init__(
+        self, out: IO[bytes], episode: RawEpisode, facts: EpisodeFacts, profile: Profile, stack: ExitStack, cores: int
+    ) -> None:
+        self._file = Container(out)
+        self._episode, self._facts, self._profile = episode, facts, profile
+        self._stack, self._cores = stack, cores
+
+    def write(self) -> int:
+        cameras = self._pictures()
+        topics = self._messages()
+        # Low-dimensional topics come last: the tail that opens an episode then often holds them already.
+        series = self._series()
+        metadata = record_bytes(records.Metadata(idx.METADATA, _metadata(self._episode, self._facts, self._profile)))
+        index = idx.EpisodeIndex(
+            cameras=cameras,
+            series=series,
+            topics=topics,
+            chunks=tuple(self._file.packed_chunks),
+            metadata_crc=zlib.crc32(metadata),
+        )
+        return self._file.finish(idx.pack(index), metadata)
+
+    def _pictures(self) -> tuple[idx.CameraIndex, ...]:
+        profile, cameras = self._profile, self._episode.cameras
+        spool = self._stack.enter_context(Spool()) if profile.rendition and cameras else None
+        streams = [camera_stream(camera, profile, self._episode.rate_hz, spool) for camera in cameras]
+        cuts = _cuts(streams, profile.gop)
+        keyframes = [_keyframes(stream, cuts, profile.gop) for stream in streams]
+        channels = [self._camera_channel(f"camera/{stream.camera.name}", stream.codec) for stream in streams]
+        pictures: list[Iterator[Picture]] = [s.pictures(keys) for s, keys in zip(streams, keyframes, strict=True)]
+        if self._cores > 1 and len(streams) > 1:
+            pictures = ahead(pictures, self._cores, self._stack)
+        groups = [profile.group_of(f"/camera/{stream.camera.name}") for stream in streams]
+        for name in dict.fromkeys(groups):
+            self._interleave(
+                name,
+                [
+                    _camera_messages(stream.camera, stream.codec, channel, cuts, pictured)
+                    for stream, channel, pictured, group in zip(streams, channels, pictures, groups, strict=True)
+                    if group == name
+                ],
+            )
+        found = [
+            _camera_index(self._file, s.camera, channel, group, (s.camera.height, s.camera.width), s.codec, "")
+            for s, channel, group in zip(streams, channels, groups, strict=True)
+        ]
+        if profile.rendition and spool is not None:
+            found += self._renditions(streams, spool, cuts)
+        return tuple(found)
+
+    def _renditions(
+        self, streams: Sequence[CameraStream], spool: Spool, cuts: NDArray[np.int64]
+    ) -> Iterator[idx.CameraIndex]:
+        rendition = self._profile.rendition
+        assert rendition is not None
+        size = rendition.height, rendition.width
+        small = [stream.camera for stream in streams if spool.holds(stream.camera.name)]
+        channels = [self._camera_channel(f"rendition/{camera.name}", "h264") for camera in small]
+        groups = [self._profile.group_of(f"/rendition/{camera.name}") for camera in small]
+        for name in dict.fromkeys(groups):
+            self._interleave(
+                name,
+                [
+                    _camera_messages(camera, "h264", channel, cuts, spool.pictures(camera.name))
+                    for camera, channel, group in zip(small, channels, groups, strict=True)
+                    if group == name
+                ],
+            )
+        for camera, channel, group in zip(small, channels, groups, strict=True):
+            yield _camera_index(self._file, camera, channel, group, size, "h264", camera.name)
+
+    def _camera_channel(self, name: str, codec: str) -> int:
+        return self._file.add_channel(protobuf_topic(name, CompressedImage if codec == "jpeg" else CompressedVideo))
+
+    def _interleave(self, name: str, streams: Sequence[Iterator[Message]]) -> None:
+        group = Group(self._file, name, compressed=False)
+        for _, segment in groupby(heapq.merge(*streams), key=lambda message: message.segment):
+            for message in segment:
+                group.add(message)
+            if group.size >= self._profile.chunk_bytes:
                 group.end_chunk()
         group.end_chunk()
 
-    metadata = record_bytes(records.Metadata(idx.METADATA, _metadata(episode, facts, profile)))
-    index = idx.EpisodeIndex(
-        cameras=tuple(file.camera_index(c, channels[c.name].id, CAMERAS) for c in episode.cameras),
-        series=tuple(
+    def _messages(self) -> tuple[idx.TopicIndex, ...]:
+        channels = {extra.name: self._file.add_channel(extra) for extra in self._episode.extras}
+        counts = dict.fromkeys(channels, 0)
+        group, last_ns = Group(self._file, MESSAGES, compressed=True), 0
+        for message in self._episode.extra_messages():
+            if message.topic not in channels:
+                raise EpisodeError("invalid", f"A message is of '{message.topic}', which is no topic of this episode")
+            if message.time_ns < last_ns:
+                raise EpisodeError("times", f"The messages of '{message.topic}' and other topics are not in order")
+            last_ns = message.time_ns
+            group.add(Message(message.time_ns, channels[message.topic], counts[message.topic], message.data))
+            counts[message.topic] += 1
+            if group.size >= COMPRESSED_CHUNK_BYTES:
+                group.end_chunk()
+        group.end_chunk()
+        return tuple(idx.TopicIndex(name, channel, MESSAGES, counts[name]) for name, channel in channels.items())
+
+    def _series(self) -> tuple[idx.SeriesIndex, ...]:
+        profile, series = self._profile, self._episode.series
+        channels = {
+            s.name: self._file.add_channel(protobuf_topic(s.name, JointStates), {"dtype": s.values.dtype.name})
+            for s in series
+        }
+        groups = {s.name: profile.group_of(f"/{s.name}") for s in series}
+        for name in reversed(list(profile.groups)):
+            group = Group(self._file, name, compressed=True)
+            members = [s for s in series if groups[s.name] == name]
+            for message in heapq.merge(*(_series_messages(s, channels[s.name]) for s in members)):
+                group.add(message)
+                if group.size >= COMPRESSED_CHUNK_BYTES:
+                    group.end_chunk()
+            group.end_chunk()
+        return tuple(
             idx.SeriesIndex(
-                s.name, channels[s.name].id, _series_group(s.name), len(s.times_ns), s.values.dtype.name, s.names
+                name=s.name,
+                channel=channels[s.name],
+                group=groups[s.name],
+                rows=len(s.times_ns),
+                dtype=s.values.dtype.name,
+                names=s.names,
+                period_ns=int(np.median(np.diff(s.times_ns))) if len(s.times_ns) > 1 else 0,
             )
-            for s in episode.series
-        ),
-        chunks=tuple(file.packed_chunks),
-        metadata_crc=zlib.crc32(metadata),
-    )
-    return file.finish(idx.pack(index), metadata)
+            for s in series
+        )
+
+
+def _cuts(streams: Sequence[CameraStream], gop: int) -> NDArray[np.int64]:
+    """Times at which every camera starts anew with a keyframe, as far as it depends on us.
+
+    Where H.264 is stored as it came, that of the slowest such camera sets the pace: each of its keyframes.
+    """
+    fixed = [stream for stream in streams if stream.codec == "h264" and stream.own_keyframes is not None]
+    if fixed:
+        slowest = min(fixed, key=lambda stream: len(stream.camera.times_ns))
+        times_ns: NDArray[np.int64] = np.asarray(slowest.camera.times_ns, np.int64)
+        return times_ns[np.flatnonzero(slowest.own_keyframes)]
+    return segment_starts([stream.camera for stream in streams], gop)
 
 
 def segment_starts(cameras: Sequence[Camera], gop: int) -> NDArray[np.int64]:
@@ -130,32 +254,59 @@ def segment_starts(cameras: Sequence[Camera], gop: int) -> NDArray[np.int64]:
     return np.asarray(slowest.times_ns[::gop], np.int64)
 
 
-def _camera_messages(
-    camera: Camera, channel: int, cuts: NDArray[np.int64], rate_hz: float, profile: Profile
-) -> Iterator[Message]:
+def _segments(times_ns: NDArray[np.int64], cuts: NDArray[np.int64]) -> NDArray[np.int64]:
     # Pictures before the first common start belong to the first segment.
-    segments = np.maximum(np.searchsorted(cuts, camera.times_ns, side="right") - 1, 0)
+    segments: NDArray[np.int64] = np.maximum(np.searchsorted(cuts, times_ns, side="right") - 1, 0)
+    return segments
+
+
+def _keyframes(stream: CameraStream, cuts: NDArray[np.int64], gop: int) -> list[bool]:
+    """Which pictures of a camera are to be keyframes."""
+    if stream.own_keyframes is not None:
+        return list(stream.own_keyframes)
     since, keyframes = 0, []
+    segments = _segments(stream.camera.times_ns, cuts)
     for i, segment in enumerate(segments):
-        since = 0 if i == 0 or segment != segments[i - 1] or since + 1 >= profile.gop else since + 1
+        since = 0 if i == 0 or segment != segments[i - 1] or since + 1 >= gop else since + 1
         keyframes.append(since == 0)
-    span_s = (int(camera.times_ns[-1]) - int(camera.times_ns[0])) / 1e9
-    own_rate = (len(camera.times_ns) - 1) / span_s if span_s > 0 else rate_hz
-    units = encode(camera.frames(), (camera.height, camera.width), keyframes, own_rate, profile.crf, profile.preset)
-    for i, unit in enumerate(units):
+    return keyframes
+
+
+def _camera_messages(
+    camera: Camera, codec: str, channel: int, cuts: NDArray[np.int64], pictures: Iterator[Picture]
+) -> Iterator[Message]:
+    segments = _segments(camera.times_ns, cuts)
+    for i, picture in enumerate(pictures):
         time_ns = int(camera.times_ns[i])
-        video = CompressedVideo(timestamp=timestamp(time_ns), frame_id=camera.name, data=unit.data, format="h264")
-        yield Message(time_ns, channel, i, video.SerializeToString(), unit.keyframe, int(segments[i]))
+        kind: Callable[..., Any] = CompressedImage if codec == "jpeg" else CompressedVideo
+        message = kind(timestamp=timestamp(time_ns), frame_id=camera.name, data=picture.data, format=codec)
+        yield Message(time_ns, channel, i, message.SerializeToString(), picture.keyframe, int(segments[i]))
+
+
+def _camera_index(
+    file: Container, camera: Camera, channel: int, group: str, size: tuple[int, int], codec: Any, rendition_of: str
+) -> idx.CameraIndex:
+    places = file.places[channel]
+    return idx.CameraIndex(
+        name=camera.name,
+        channel=channel,
+        group=group,
+        width=size[1],
+        height=size[0],
+        codec=codec,
+        rendition_of=rendition_of,
+        times_ns=np.asarray(camera.times_ns, np.int64),
+        offsets=np.array([place.offset for place in places], np.int64),
+        lengths=np.array([place.length for place in places], np.uint32),
+        crcs=np.array([place.crc for place in places], np.uint32),
+        keyframes=np.array([place.keyframe for place in places], np.bool_),
+    )
 
 
 def _series_messages(series: Series, channel: int) -> Iterator[Message]:
     times = np.asarray(series.times_ns, np.int64)
     for i, payload in enumerate(to_messages(series.names, times, series.values)):
         yield Message(int(times[i]), channel, i, payload)
-
-
-def _series_group(name: str) -> str:
-    return CONTROL if name in ("state", "action") else EXTRA
 
 
 def _metadata(episode: RawEpisode, facts: EpisodeFacts, profile: Profile) -> dict[str, str]:
