@@ -25,7 +25,7 @@ from megahour.episode.container import MESSAGE_HEAD, RECORD_HEAD
 from megahour.episode.decoding import Threads
 from megahour.episode.joints import from_messages
 from megahour.episode.model import EpisodeError, EpisodeFacts, ExtraMessage, Frames, Series, TimesNs
-from megahour.episode.ranges import Buffer, ByteSource, FileBytes, MappedBytes, lake_bytes
+from megahour.episode.ranges import ByteSource, FileBytes, MappedBytes, lake_bytes
 from megahour.episode.sample import Pictures, Query, Sample, SeriesQuery, last, near_enough, nearest, rows_at
 from megahour.episode.tail import AGAIN, Run, open_tail, read_exactly
 from megahour.storage import Lake
@@ -212,9 +212,11 @@ class EpisodeReader:
         for chunk in self.index.chunks:
             if found.channel in chunk.channels:
                 read = self._fetch([(chunk.offset, chunk.offset + chunk.size_bytes)])
-                for channel, time_ns, data in chunk_messages(self._unpacked(chunk, read)):
-                    if channel == found.channel:
-                        yield ExtraMessage(topic, time_ns, data)
+                data = self._unpacked(chunk, read)
+                messages = chunk_messages(data)
+                for i in np.flatnonzero(messages.channels == found.channel):
+                    payload = data[messages.starts[i] : messages.ends[i]]
+                    yield ExtraMessage(topic, int(messages.times_ns[i]), payload)
 
     def coded(self, camera: str, start: int, end: int) -> list[bytes]:
         """The coded pictures `start` to `end` (exclusive) of a camera: H.264 access units, or JPEG files.
@@ -364,19 +366,16 @@ class EpisodeReader:
         # Another series of the same sample may have unpacked it.
         found: _Channels | None = self._cache.get(key)
         if found is None:
-            messages: dict[int, tuple[list[int], list[bytes]]] = {}
-            for channel, time_ns, payload in chunk_messages(self._unpacked(chunk, read)):
-                times, payloads = messages.setdefault(channel, ([], []))
-                times.append(time_ns)
-                payloads.append(payload)
+            data = self._unpacked(chunk, read)
+            messages = chunk_messages(data)
             found = {}
             for series in self.index.series:
                 if series.channel in chunk.channels:
-                    times, payloads = messages.get(series.channel, ([], []))
-                    if len(times) != chunk.channels[series.channel][1]:
-                        raise self._error("corrupt", f"a chunk has {len(times)} rows of '{series.name}'. {AGAIN}")
-                    values = from_messages(series.names, payloads).astype(series.dtype)
-                    times_ns = np.array(times, np.int64)
+                    own = messages.channels == series.channel
+                    if np.count_nonzero(own) != chunk.channels[series.channel][1]:
+                        raise self._error("corrupt", f"a chunk has not all rows of '{series.name}'. {AGAIN}")
+                    values = from_messages(series.names, data, messages.starts[own], messages.ends[own])
+                    values, times_ns = values.astype(series.dtype), messages.times_ns[own]
                     values.flags.writeable = times_ns.flags.writeable = False
                     found[series.channel] = times_ns, values
             self._cache.put(key, found, sum(times.nbytes + values.nbytes for times, values in found.values()))
@@ -486,12 +485,29 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
     return merged
 
 
-def chunk_messages(data: Buffer) -> Iterator[tuple[int, int, bytes]]:
-    """The messages of an unpacked chunk: (channel, log time in ns, payload)."""
-    at = 0
+@dataclass(frozen=True)
+class ChunkMessages:
+    """Messages of an unpacked chunk, `(n,)` each: their channel, log time, and where their payload lies."""
+
+    channels: NDArray[np.uint16]
+    times_ns: TimesNs
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def chunk_messages(data: bytes) -> ChunkMessages:
+    """The messages of an unpacked chunk, in their order."""
+    unpack = struct.Struct("<BQ").unpack_from
+    places, at = [], 0
     while at < len(data):
-        opcode, length = struct.unpack_from("<BQ", data, at)
+        opcode, length = unpack(data, at)
+        end = at + RECORD_HEAD + length
         if opcode == Opcode.MESSAGE:
-            channel, _, time_ns, _ = struct.unpack_from("<HIQQ", data, at + RECORD_HEAD)
-            yield channel, time_ns, bytes(data[at + MESSAGE_HEAD : at + RECORD_HEAD + length])
-        at += RECORD_HEAD + length
+            places.append((at, end))
+        at = end
+    starts, ends = np.array(places, np.int64).reshape(-1, 2).T
+    # Behind a record's head: channel, sequence, log time, publish time.
+    heads = np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(RECORD_HEAD, MESSAGE_HEAD)]
+    channels = np.ascontiguousarray(heads[:, 0:2]).view("<u2")[:, 0]
+    times_ns = np.ascontiguousarray(heads[:, 6:14]).view("<i8")[:, 0]
+    return ChunkMessages(channels, times_ns, starts + MESSAGE_HEAD, ends)

@@ -27,7 +27,7 @@ from megahour.episode.profile import CONTAINER_VERSION, MESSAGES, MIXED, Profile
 from megahour.episode.streams import CameraStream, Picture, Spool, ahead, camera_stream
 from megahour.files import appearing
 
-COMPRESSED_CHUNK_BYTES = 256 * 1024
+COMPRESSED_CHUNK_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def _cuts(streams: Sequence[CameraStream], gop: int) -> NDArray[np.int64]:
     if fixed:
         slowest = min(fixed, key=lambda stream: len(stream.camera.times_ns))
         times_ns: NDArray[np.int64] = np.asarray(slowest.camera.times_ns, np.int64)
-        return times_ns[np.flatnonzero(slowest.own_keyframes)]
+        return times_ns[np.flatnonzero(slowest.own_keyframes or ())]
     return segment_starts([stream.camera for stream in streams], gop)
 
 
