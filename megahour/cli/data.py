@@ -74,9 +74,14 @@ def episodes_show(
     reader = open_episode(open_the_lake(), row["uri"], row["size_bytes"])
     cameras = {
         name: {"width": camera.width, "height": camera.height, "frames": camera.frames}
+        | ({"renditions": [f"{width}x{height}" for height, width in camera.renditions]} if camera.renditions else {})
         for name, camera in reader.cameras.items()
     }
-    shown = {**row, "file": {"facts": asdict(reader.facts), "cameras": cameras}}
+    series = {each.name: {"rows": each.rows, "names": list(each.names)} for each in reader.index.series}
+    extras = {each.name: {"messages": each.count} for each in reader.index.topics}
+    notes = [f"{note.code}: {note.text}" for note in reader.notes]
+    told = {"facts": asdict(reader.facts), "cameras": cameras, "series": series, "extras": extras, "notes": notes}
+    shown = {**row, "file": told}
     if json:
         show_json(shown)
     else:

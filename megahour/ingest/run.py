@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from megahour.episode.profile import Profile, load_profile
 from megahour.ingest.identify import Identity, already_ingested, identify, lost
 from megahour.ingest.land import digest
 from megahour.ingest.plan import Batch, write_batch
@@ -89,14 +90,15 @@ def ingest_batch(lake: Lake, settings: Settings, batch: Batch, progress: Progres
     Raises:
         IngestError: the disk, the lake or the installation failed; no recording is quarantined for that. What was
             appended stays, and running the batch again goes on from there.
-        ValueError: `settings.skip_steps` is wrong.
+        ValueError: `settings.skip_steps` or `settings.profile` is wrong.
     """
     active_steps(settings.skip_steps)
+    profile = load_profile(settings.profile)
     started = time.monotonic()
     try:
         write_batch(lake, batch)
         with scratch_folder(settings.scratch / "ingest") as scratch:
-            run = _ingest(lake, settings, batch, scratch, progress or _silent)
+            run = _ingest(lake, settings, profile, batch, scratch, progress or _silent)
     except Exception as error:
         raise IngestError(
             f"Batch {batch.key} could not be ingested: {error}. Nothing is lost and no recording is blamed: "
@@ -105,11 +107,12 @@ def ingest_batch(lake: Lake, settings: Settings, batch: Batch, progress: Progres
     return _report(run, time.monotonic() - started)
 
 
-def _ingest(lake: Lake, settings: Settings, batch: Batch, scratch: Path, progress: Progress) -> _Run:
+def _ingest(lake: Lake, settings: Settings, profile: Profile, batch: Batch, scratch: Path, progress: Progress) -> _Run:
     run = _Run(lake, batch, identify(lake, batch, scratch, settings.ingest_workers))
     run.verdicts |= _known_verdicts(lake, run.identities)
     work = _distinct(run)
-    tasks = [Task(lake, run.identities[i], batch.key, batch.date, scratch) for i in work]
+    cores = settings.encode_cores
+    tasks = [Task(lake, run.identities[i], batch.key, batch.date, scratch, profile, cores) for i in work]
     committed: set[range] = set()
     total = len(batch.recordings)
     needed = [step for step in active_steps(settings.skip_steps) if step.critical]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megahour.episode.model import EpisodeFacts, RawEpisode
+from megahour.episode.profile import CONTAINER_VERSION, MIXED, Profile
 from megahour.files import sha256_of
 from megahour.ingest.identify import Identity, current, staged
 from megahour.ingest.plan import plan_key
@@ -24,13 +25,18 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Task:
-    """A recording to ingest. `date` is the folder its episodes go to, `scratch` a folder for this batch alone."""
+    """A recording to ingest. `date` is the folder its episodes go to, `scratch` a folder for this batch alone.
+
+    Its episodes are laid out by `profile`, their cameras coded on `cores`.
+    """
 
     lake: Lake
     identity: Identity
     batch: str
     date: str
     scratch: Path
+    profile: Profile = MIXED
+    cores: int = 1
 
     @property
     def recording(self) -> Recording:
@@ -81,7 +87,7 @@ def _write_all(task: Task, folder: Path) -> list[tuple[Row, Path]] | Rejected:
     for episode in read_recording(recording, local):
         facts = _facts(task, episode)
         path = folder / f"{facts.episode_id}.mcap"
-        frames = write_episode(path, episode, facts).frames
+        frames = write_episode(path, episode, facts, task.profile, task.cores).frames
         written.append((_row(task, episode, facts, frames), path))
     if not written:
         return Rejected("empty", f"{recording.uri} holds no episode")
@@ -134,11 +140,10 @@ def _facts(task: Task, episode: RawEpisode) -> EpisodeFacts:
 
 
 def _row(task: Task, episode: RawEpisode, facts: EpisodeFacts, frames: int) -> Row:
-    from megahour.episode.profile import CONTAINER_VERSION, MIXED
-
     series = {one.name: one.values for one in episode.series}
     times = [camera.times_ns for camera in episode.cameras] + [one.times_ns for one in episode.series]
-    span_ns = max(int(one[-1]) for one in times) - min(int(one[0]) for one in times)
+    # Of an episode of extra topics alone the length is not known without another pass over them.
+    span_ns = max(int(one[-1]) for one in times) - min(int(one[0]) for one in times) if times else 0
     row: Row = {
         "episode_id": facts.episode_id,
         "recording_id": task.identity.recording_id,
@@ -154,8 +159,9 @@ def _row(task: Task, episode: RawEpisode, facts: EpisodeFacts, frames: int) -> R
         "duration_s": span_ns / 1e9,
         "frames": frames,
         "cameras": [camera.name for camera in episode.cameras],
-        "profile": MIXED.name,
+        "profile": task.profile.name,
         "container_version": CONTAINER_VERSION,
+        "notes": sorted({note.code for note in episode.notes}),
         "batch": task.batch,
         "revision": 1,
     }

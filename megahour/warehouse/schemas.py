@@ -59,13 +59,15 @@ EPISODES = pa.schema(
         ("action_stats", STATS),
         ("profile", pa.string()),
         ("container_version", pa.int32()),
+        ("notes", pa.list_(pa.string())),
         ("batch", pa.string()),
         ("ingested_at", TIME),
         ("revision", pa.int32()),
     ]
 )
 """One row per episode. `uri` and `etag` say where its file lies in this lake, `sha256` (hexadecimal) which bytes it
-holds in any. `frames` counts the pictures of the camera with the fewest."""
+holds in any. `frames` counts the pictures of the camera with the fewest. `notes` are codes of what was lost, mended or
+guessed on its way in; the file has a sentence for each."""
 
 EPISODE_QUALITY = pa.schema(
     [
