@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -22,16 +21,21 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megahour.episode.episodes import Episodes
 from megahour.episode.model import TimesNs
-from megahour.episode.reader import EpisodeReader, open_episode
+from megahour.episode.reader import EpisodeReader
+from megahour.episode.sample import Query, SeriesQuery, nearest
 from megahour.manifest.recipe import Observation, Windows
 from megahour.storage import Lake
 from trainer.config import ModelConfig
 from trainer.flow import Batch, shrink
 
 PREFETCHED_BATCHES = 2
-MOST_OPEN = 64
-"""Episodes kept open. One holds its index, a decoder per camera and the bytes it fetched last: some megabytes."""
+OPEN_SHARE = 4
+"""A quarter of the memory is for open episodes: their indexes, values and last pictures. The rest is for whole ones."""
+
+_Arrays = tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]
+"""Pictures, states and actions."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +81,6 @@ class Normalization:
 
 
 @dataclass(frozen=True)
-class _Timeline:
-    """Where the values of one episode stand on the times of its slowest camera."""
-
-    cameras: dict[str, NDArray[np.int64]]
-    states: NDArray[np.float32]
-    actions: NDArray[np.float32]
-
-
-@dataclass(frozen=True)
 class Share:
     """What one rank draws from: `rows` (columns `uri, bytes, start, windows`), and where each row's part of the draws
     ends, ascending to 1.
@@ -102,14 +97,13 @@ class WindowReader:
     """
 
     def __init__(self, lake: Lake, share: Share, observation: Observation, windows: Windows, memory_bytes: int) -> None:
-        self._lake = lake
         self._rows = share.rows
         self._ends = share.ends
         self._observation = observation
         self._windows = windows
-        self._room_bytes = memory_bytes
-        self._opened: OrderedDict[int, tuple[EpisodeReader, _Timeline]] = OrderedDict()
-        self._decoded: dict[int, tuple[_Timeline, NDArray[np.uint8]]] = {}
+        self._episodes = Episodes(lake, memory_bytes // OPEN_SHARE)
+        self._room_bytes = memory_bytes - memory_bytes // OPEN_SHARE
+        self._decoded: dict[int, _Arrays] = {}
         self._first = share.rows.column("start").to_numpy()
         self._counts = share.rows.column("windows").to_numpy()
 
@@ -136,70 +130,67 @@ class WindowReader:
         Raises:
             megahour.episode.model.EpisodeError: an episode is damaged; the message names it.
         """
-        offsets = np.array([0, *self._windows.future_frames])
-        action_offsets = np.arange(self._windows.actions)
-        pictures, states, actions = [], [], []
-        for row, start in windows.tolist():
-            timeline, seen = self._look(row, start + offsets)
-            pictures.append(seen)
-            states.append(timeline.states[start])
-            actions.append(timeline.actions[start + action_offsets])
+        found = [self._look(row, start) for row, start in windows.tolist()]
+        pictures, states, actions = zip(*found, strict=True)
         return Samples(np.stack(pictures), np.stack(states), np.stack(actions))
 
-    def _open(self, row: int) -> tuple[EpisodeReader, _Timeline]:
-        if row not in self._opened:
-            uri, size = self._rows.column("uri")[row].as_py(), self._rows.column("bytes")[row].as_py()
-            reader = open_episode(self._lake, uri, size)
-            self._opened[row] = (reader, _timeline(reader, self._observation))
-            if len(self._opened) > MOST_OPEN:
-                self._opened.popitem(last=False)
-        self._opened.move_to_end(row)
-        return self._opened[row]
+    def _look(self, row: int, start: int) -> _Arrays:
+        """One window's pictures `(frames, cameras, height, width, 3)`, state and actions."""
+        frames = start + np.array([0, *self._windows.future_frames])
+        rows = start + np.arange(self._windows.actions)
+        if row not in self._decoded:
+            reader = self._open(row)
+            times = slowest_times(reader, self._observation.cameras)
+            height, width = self._observation.size
+            size_bytes = len(times) * len(self._observation.cameras) * height * width * 3
+            if size_bytes > self._room_bytes:
+                return self._sample(reader, times, frames, rows)
+            self._room_bytes -= size_bytes
+            self._decoded[row] = _decode(reader, times, self._observation)
+        pictures, states, actions = self._decoded[row]
+        return pictures[frames], states[start], actions[rows]
 
-    def _look(self, row: int, frames: NDArray[np.int64]) -> tuple[_Timeline, NDArray[np.uint8]]:
-        """An episode's values, and its pictures `(len(frames), cameras, height, width, 3)`."""
-        if row in self._decoded:
-            timeline, pictures = self._decoded[row]
-            return timeline, pictures[frames]
-        reader, timeline = self._open(row)
-        length = len(timeline.states)
-        height, width = self._observation.size
-        size_bytes = length * len(self._observation.cameras) * height * width * 3
-        keep = size_bytes <= self._room_bytes
-        wanted = np.arange(length) if keep else frames
-        decoded = np.stack(
-            [
-                reader.frames(camera, timeline.cameras[camera][wanted].tolist(), self._observation.size)
-                for camera in self._observation.cameras
-            ],
-            axis=1,
+    def _open(self, row: int) -> EpisodeReader:
+        return self._episodes.open(self._rows.column("uri")[row].as_py(), self._rows.column("bytes")[row].as_py())
+
+    def _sample(
+        self, reader: EpisodeReader, times: TimesNs, frames: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> _Arrays:
+        seen = self._observation
+        moment = int(times[frames[0]])
+        query = Query(
+            cameras=dict.fromkeys(seen.cameras, tuple((times[frames] - moment).tolist())),
+            size=seen.size,
+            series={
+                seen.state: SeriesQuery((0,)),
+                seen.action: SeriesQuery(tuple((times[rows] - moment).tolist())),
+            },
         )
-        if not keep:
-            return timeline, decoded
-        self._room_bytes -= size_bytes
-        self._decoded[row] = timeline, decoded
-        del self._opened[row]
-        return timeline, decoded[frames]
+        sample = reader.sample(moment, query)
+        return (
+            np.stack([sample.pictures[camera].frames for camera in seen.cameras], axis=1),
+            sample.series[seen.state].values[0].astype(np.float32),
+            sample.series[seen.action].values.astype(np.float32),
+        )
 
 
-def _timeline(reader: EpisodeReader, observation: Observation) -> _Timeline:
-    times = min((reader.cameras[name].times_ns for name in observation.cameras), key=len)
-    cameras = {name: nearest(reader.cameras[name].times_ns, times) for name in observation.cameras}
-    state, action = reader.series(observation.state), reader.series(observation.action)
-    return _Timeline(
-        cameras,
+def _decode(reader: EpisodeReader, times: TimesNs, seen: Observation) -> _Arrays:
+    """A whole episode on the times of its slowest camera."""
+    pictures = [
+        reader.frames(camera, nearest(reader.cameras[camera].times_ns, times).tolist(), seen.size)
+        for camera in seen.cameras
+    ]
+    state, action = reader.series(seen.state), reader.series(seen.action)
+    return (
+        np.stack(pictures, axis=1),
         state.values[nearest(state.times_ns, times)].astype(np.float32),
         action.values[nearest(action.times_ns, times)].astype(np.float32),
     )
 
 
-def nearest(times_ns: TimesNs, wanted_ns: TimesNs) -> NDArray[np.int64]:
-    """Index of the time nearest to each wanted one; of two equally near ones the earlier."""
-    right = np.searchsorted(times_ns, wanted_ns).clip(1, max(1, len(times_ns) - 1))
-    if len(times_ns) == 1:
-        return np.zeros(len(wanted_ns), dtype=np.int64)
-    left = right - 1
-    return np.where(wanted_ns - times_ns[left] <= times_ns[right] - wanted_ns, left, right)
+def slowest_times(reader: EpisodeReader, cameras: Sequence[str]) -> TimesNs:
+    """The times of the camera with the fewest pictures: the timeline that windows count in."""
+    return min((reader.cameras[name].times_ns for name in cameras), key=len)
 
 
 def rank_share(rows: pa.Table, rank: int, world: int) -> Share:

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from megahour.episode.reader import open_episode
+from megahour.episode.sample import nearest
 from megahour.manifest.build import build_manifest
 from megahour.storage import Lake
 from tests.trainer.toy import RECIPE
-from trainer import data
 from trainer.config import model_config
-from trainer.data import Normalization, WindowReader, nearest, picture_batch, prefetch, rank_share, to_batch
+from trainer.data import Normalization, WindowReader, picture_batch, prefetch, rank_share, to_batch
 
 PLENTY = 2**28
 
@@ -46,19 +46,14 @@ def test_without_room_in_memory_the_same_windows_are_read(toy_lake: Lake) -> Non
     assert not none._decoded
 
 
-def test_decoded_episodes_stay_within_the_budget(toy_lake: Lake) -> None:
+def test_what_is_kept_stays_within_the_budget(toy_lake: Lake) -> None:
     episode_bytes = 14 * 32 * 32 * 3
-    reader = make_reader(toy_lake, memory_bytes=2 * episode_bytes + 100)
-    reader.read(reader.spread(100))
-    assert sum(pictures.nbytes for _, pictures in reader._decoded.values()) == 2 * episode_bytes
-
-
-def test_few_episodes_are_open_at_a_time(toy_lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "MOST_OPEN", 2)
-    plenty, none = make_reader(toy_lake), make_reader(toy_lake, memory_bytes=0)
-    for windows in (plenty.spread(40), plenty.draw((1,), 40)):
-        assert np.array_equal(plenty.read(windows).pictures, none.read(windows).pictures)
-        assert len(none._opened) == 2 and not plenty._opened
+    memory_bytes = 3 * episode_bytes
+    reader, plenty = make_reader(toy_lake, memory_bytes=memory_bytes), make_reader(toy_lake)
+    for windows in (plenty.spread(100), plenty.draw((1,), 40)):
+        assert np.array_equal(plenty.read(windows).pictures, reader.read(windows).pictures)
+        assert sum(pictures.nbytes for pictures, _, _ in reader._decoded.values()) == 2 * episode_bytes
+        assert 0 < reader._episodes.held_bytes <= memory_bytes // 4
 
 
 def test_draws_follow_from_their_seed_and_stay_inside_the_episodes(toy_lake: Lake) -> None:
