@@ -27,7 +27,7 @@ class Settings(BaseSettings):
     settle_s: float = Field(3.0, ge=0, description="A recording younger than this many seconds is still being written")
     ingest_workers: int = Field(2, gt=0, description="Processes that ingest recordings of one batch in parallel")
     profile: str = Field(
-        "mixed", description="How episodes are laid out: `vla`, `mixed`, `world`, or a TOML file of your own"
+        "mixed", description="How episodes are laid out: `vla`, `mixed`, `world`, `faithful`, or a TOML file"
     )
     encode_cores: int = Field(1, gt=0, description="Cores that one ingest process codes cameras on")
     skip_steps: str = Field("", description="Non-critical ingest steps to switch off, comma-separated")

@@ -91,9 +91,15 @@ def episodes_show(
 @episodes_app.command("check")
 def episodes_check(
     episode_ids: Annotated[list[str] | None, typer.Argument(help="Ids or their first digits; default all.")] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Save what is whole of damaged ones into a new revision.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Read episodes from their first byte to their last and say what is wrong. Exit code 1 when something is."""
+    """Read episodes from their first byte to their last and say what is wrong.
+
+    Exit code 1 when something is, and was not repaired.
+    """
     from rich.console import Console
     from rich.progress import track
 
@@ -108,12 +114,28 @@ def episodes_check(
         for row in track(rows, "Checking", console=Console(stderr=True), transient=True)
         for problem in check_episode(lake, row["uri"], row["sha256"])
     ]
+    repaired = [_repaired(episode_id) for episode_id in dict.fromkeys(p["episode_id"] for p in problems) if repair]
     if json:
-        show_json({"checked": len(rows), "problems": problems})
+        show_json({"checked": len(rows), "problems": problems, "repaired": repaired})
     else:
         show_rows(problems, ("episode_id", "reason", "message"), f"{len(rows)} episodes checked, all good")
-    if problems:
+        if repaired:
+            show_rows(repaired, ("episode_id", "uri", "outcome"), "")
+    if problems and not all(each["uri"] for each in repaired or [{"uri": None}]):
         raise typer.Exit(1)
+
+
+def _repaired(episode_id: str) -> dict[str, Any]:
+    from megahour.episode.model import EpisodeError
+    from megahour.ingest.repair import repair_episode
+
+    (row,) = rows_of("FROM episodes WHERE episode_id = ?", [episode_id])
+    try:
+        done = repair_episode(open_the_lake(), row, read_settings().scratch)
+    except EpisodeError as error:
+        return {"episode_id": episode_id, "uri": None, "outcome": f"{error.reason}: {error}"}
+    uri, outcome = (row["uri"], "nothing to do") if done is None else (done.uri, done.note.text)
+    return {"episode_id": episode_id, "uri": uri, "outcome": outcome}
 
 
 @quarantine_app.command("ls")

@@ -177,8 +177,8 @@ class Container:
                         channel_message_counts=dict(sorted(self._counts.items())),
                         chunk_count=len(self._chunks),
                         message_count=sum(self._counts.values()),
-                        message_end_time=max(self._span),
-                        message_start_time=min(self._span),
+                        message_end_time=max(self._span, default=0),
+                        message_start_time=min(self._span, default=0),
                         metadata_count=1,
                         schema_count=len(self._schemas),
                     )

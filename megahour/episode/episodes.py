@@ -41,7 +41,8 @@ class Episodes:
         reader: EpisodeReader | None = self._cache.get(key)
         if reader is None:
             reader = EpisodeReader(lake_bytes(self._lake, key), size_bytes, self._cache, self._threads)
-            self._cache.put(key, reader, reader.index.size_bytes)
+            said = sum(len(extra.schema) for extra in reader.extras)
+            self._cache.put(key, reader, reader.index.size_bytes + said)
         return reader
 
     def samples(self, key: str, moments_ns: Sequence[int], query: Query, size_bytes: int | None = None) -> list[Sample]:

@@ -487,9 +487,10 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
 
 @dataclass(frozen=True)
 class ChunkMessages:
-    """Messages of an unpacked chunk, `(n,)` each: their channel, log time, and where their payload lies."""
+    """Messages of an unpacked chunk, `(n,)` each: channel, number, log time, and where their payload lies."""
 
     channels: NDArray[np.uint16]
+    sequences: NDArray[np.uint32]
     times_ns: TimesNs
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -509,5 +510,6 @@ def chunk_messages(data: bytes) -> ChunkMessages:
     # Behind a record's head: channel, sequence, log time, publish time.
     heads = np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(RECORD_HEAD, MESSAGE_HEAD)]
     channels = np.ascontiguousarray(heads[:, 0:2]).view("<u2")[:, 0]
+    sequences = np.ascontiguousarray(heads[:, 2:6]).view("<u4")[:, 0]
     times_ns = np.ascontiguousarray(heads[:, 6:14]).view("<i8")[:, 0]
-    return ChunkMessages(channels, times_ns, starts + MESSAGE_HEAD, ends)
+    return ChunkMessages(channels, sequences, times_ns, starts + MESSAGE_HEAD, ends)

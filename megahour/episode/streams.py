@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import tee
 from typing import IO, Literal
 
-from megahour.episode.h264 import Settings, Size, encode, is_keyframe
+from megahour.episode.h264 import SPS, Decoder, Settings, Size, encode, is_keyframe, nal_units
 from megahour.episode.jpeg import jpeg_size
 from megahour.episode.model import Camera, EpisodeError, Frames
 from megahour.episode.profile import Profile
@@ -135,14 +135,19 @@ def _as_it_came(
     camera: Camera, profile: Profile, rate_hz: float, keyframes: Sequence[bool], spool: Spool | None
 ) -> Iterator[Picture]:
     assert camera.coded is not None
-    count = 0
+    count, known = 0, b""
     for unit in camera.coded.units():
         if count == len(keyframes):
             raise EpisodeError("frame_count", f"'{camera.name}' has more pictures than its {count} times")
-        if camera.coded.codec == "jpeg" and (found := jpeg_size(unit)) != (camera.height, camera.width):
-            raise EpisodeError(
-                "invalid", f"A JPEG of '{camera.name}' is {found}, and its camera says {(camera.height, camera.width)}"
-            )
+        if camera.coded.codec == "jpeg":
+            if (found := jpeg_size(unit)) != (camera.height, camera.width):
+                raise EpisodeError(
+                    "invalid",
+                    f"A JPEG of '{camera.name}' is {found}, and its camera says {(camera.height, camera.width)}",
+                )
+        elif keyframes[count] and (said := _parameters(unit)) != known:
+            known = said
+            _decode_once(camera, unit)
         yield Picture(unit, keyframes[count])
         count += 1
     if count != len(keyframes):
@@ -152,6 +157,19 @@ def _as_it_came(
         every = [i % profile.gop == 0 for i in range(len(keyframes))]
         for picture in _rendition(camera, profile, rate_hz, camera.frames(), every):
             spool.add(camera.name, picture)
+
+
+def _parameters(unit: bytes) -> bytes:
+    """What a keyframe says of the sequence it begins, its size among it."""
+    return b"".join(nal for nal in nal_units(unit) if nal[0] & 31 == SPS)
+
+
+def _decode_once(camera: Camera, unit: bytes) -> None:
+    size: Size = (camera.height, camera.width)
+    try:
+        Decoder("h264", size).decode([unit], [True], size)
+    except EpisodeError as error:
+        raise EpisodeError("invalid", f"The coded pictures of '{camera.name}' do not fit it: {error}") from error
 
 
 def _rendition(

@@ -23,7 +23,7 @@ from megahour.episode import index as idx
 from megahour.episode.container import Container, Group, Message, protobuf_topic, record_bytes
 from megahour.episode.joints import timestamp, to_messages
 from megahour.episode.model import Camera, EpisodeError, EpisodeFacts, RawEpisode, Series
-from megahour.episode.profile import CONTAINER_VERSION, MESSAGES, MIXED, Profile
+from megahour.episode.profile import CONTAINER_VERSION, MESSAGES, MIXED, Profile, ProfileError
 from megahour.episode.streams import CameraStream, Picture, Spool, ahead, camera_stream
 from megahour.files import appearing
 
@@ -62,6 +62,8 @@ def write_episode(
 def _validate(episode: RawEpisode, profile: Profile) -> None:
     topics: list[Camera | Series] = [*episode.cameras, *episode.series]
     names = [_topic(topic) for topic in topics] + [extra.name for extra in episode.extras]
+    if profile.rendition:
+        names += [f"rendition/{camera.name}" for camera in episode.cameras]
     if not names or len(set(names)) != len(names) or not all(names):
         raise EpisodeError("invalid", f"An episode needs topics with different names, and this one has {names}")
     for topic in topics:
@@ -81,15 +83,28 @@ def _validate(episode: RawEpisode, profile: Profile) -> None:
             )
         if series.values.dtype not in (np.float32, np.float64):
             raise EpisodeError("invalid", f"'{series.name}' is {series.values.dtype}, not float32 or float64")
-    groups = {
-        kind: {profile.group_of(f"/{_topic(t)}") for t in topics if isinstance(t, kind)} for kind in (Camera, Series)
+    _validate_groups(episode, profile)
+
+
+def _validate_groups(episode: RawEpisode, profile: Profile) -> None:
+    kinds = {
+        "cameras": [f"/camera/{camera.name}" for camera in episode.cameras],
+        "renditions": [f"/rendition/{camera.name}" for camera in episode.cameras if profile.rendition],
+        "series": [f"/{series.name}" for series in episode.series],
     }
-    if both := groups[Camera] & groups[Series]:
-        raise EpisodeError(
-            "invalid",
-            f"The profile '{profile.name}' puts cameras and series together into {', '.join(sorted(both))}: pictures "
-            "lie uncompressed and series compressed, so they need groups of their own",
-        )
+    owner: dict[str, str] = {}
+    for kind, names in kinds.items():
+        for topic in names:
+            try:
+                group = profile.group_of(topic)
+            except ProfileError as error:
+                raise EpisodeError("invalid", str(error)) from error
+            if owner.setdefault(group, kind) != kind:
+                raise EpisodeError(
+                    "invalid",
+                    f"The profile '{profile.name}' puts {owner[group]} and {kind} together into '{group}': they are "
+                    "stored and read in different ways, so give them groups of their own",
+                )
 
 
 def _topic(topic: Camera | Series) -> str:
@@ -127,7 +142,9 @@ class _Writing:
         streams = [camera_stream(camera, profile, self._episode.rate_hz, spool) for camera in cameras]
         cuts = _cuts(streams, profile.gop)
         keyframes = [_keyframes(stream, cuts, profile.gop) for stream in streams]
-        channels = [self._camera_channel(f"camera/{stream.camera.name}", stream.codec) for stream in streams]
+        channels = [
+            self._camera_channel(f"camera/{s.camera.name}", s.codec, (s.camera.height, s.camera.width)) for s in streams
+        ]
         pictures: list[Iterator[Picture]] = [s.pictures(keys) for s, keys in zip(streams, keyframes, strict=True)]
         if self._cores > 1 and len(streams) > 1:
             pictures = ahead(pictures, self._cores, self._stack)
@@ -156,7 +173,7 @@ class _Writing:
         assert rendition is not None
         size = rendition.height, rendition.width
         small = [stream.camera for stream in streams if spool.holds(stream.camera.name)]
-        channels = [self._camera_channel(f"rendition/{camera.name}", "h264") for camera in small]
+        channels = [self._camera_channel(f"rendition/{camera.name}", "h264", size) for camera in small]
         groups = [self._profile.group_of(f"/rendition/{camera.name}") for camera in small]
         for name in dict.fromkeys(groups):
             self._interleave(
@@ -170,8 +187,12 @@ class _Writing:
         for camera, channel, group in zip(small, channels, groups, strict=True):
             yield _camera_index(self._file, camera, channel, group, size, "h264", camera.name)
 
-    def _camera_channel(self, name: str, codec: str) -> int:
-        return self._file.add_channel(protobuf_topic(name, CompressedImage if codec == "jpeg" else CompressedVideo))
+    def _camera_channel(self, name: str, codec: str, size: tuple[int, int]) -> int:
+        # The size as shown: pictures of odd sizes are coded with one row or column more.
+        said = {"height": str(size[0]), "width": str(size[1])}
+        return self._file.add_channel(
+            protobuf_topic(name, CompressedImage if codec == "jpeg" else CompressedVideo), said
+        )
 
     def _interleave(self, name: str, streams: Sequence[Iterator[Message]]) -> None:
         group = Group(self._file, name, compressed=False)

@@ -140,11 +140,7 @@ def _facts(task: Task, episode: RawEpisode) -> EpisodeFacts:
 
 
 def _row(task: Task, episode: RawEpisode, facts: EpisodeFacts, frames: int) -> Row:
-    series = {one.name: one.values for one in episode.series}
-    times = [camera.times_ns for camera in episode.cameras] + [one.times_ns for one in episode.series]
-    # Of an episode of extra topics alone the length is not known without another pass over them.
-    span_ns = max(int(one[-1]) for one in times) - min(int(one[0]) for one in times) if times else 0
-    row: Row = {
+    return {
         "episode_id": facts.episode_id,
         "recording_id": task.identity.recording_id,
         "recording_uri": task.recording.uri,
@@ -156,14 +152,25 @@ def _row(task: Task, episode: RawEpisode, facts: EpisodeFacts, frames: int) -> R
         "format": facts.format,
         "success": facts.success,
         "rate_hz": facts.rate_hz,
+        "profile": task.profile.name,
+        "batch": task.batch,
+        "revision": 1,
+        **content_columns(episode, frames),
+    }
+
+
+def content_columns(episode: RawEpisode, frames: int) -> Row:
+    """The columns of `episodes` that follow from what an episode's file holds."""
+    series = {one.name: one.values for one in episode.series}
+    times = [camera.times_ns for camera in episode.cameras] + [one.times_ns for one in episode.series]
+    # Of an episode of extra topics alone the length is not known without another pass over them.
+    span_ns = max(int(one[-1]) for one in times) - min(int(one[0]) for one in times) if times else 0
+    row: Row = {
         "duration_s": span_ns / 1e9,
         "frames": frames,
         "cameras": [camera.name for camera in episode.cameras],
-        "profile": task.profile.name,
         "container_version": CONTAINER_VERSION,
         "notes": sorted({note.code for note in episode.notes}),
-        "batch": task.batch,
-        "revision": 1,
     }
     for name in ("state", "action"):
         values = series.get(name)
