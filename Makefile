@@ -16,6 +16,7 @@ dev: install
 test:
 	@sh infra/laptop/packages.sh test
 	@python3 infra/laptop/install.py
+	@$(PYTHON) -m infra.laptop.peers
 	@$(PYTHON) -m pytest $(TESTS)
 
 lint: install

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs the system packages that are missing, when it may (root or passwordless sudo); else prints the one line that
-# does it and ends with code 1. `packages.sh test` also asks for the browser that the tests click in.
+# does it and ends with code 1. `packages.sh test` also asks for the browser that the tests click in, and for the
+# libraries of FFmpeg, with which LeRobot decodes.
 set -eu
 PATH="$PATH:/usr/sbin:/sbin"
 
@@ -20,6 +21,7 @@ case "${MEGAHOUR_MUJOCO_GL:-egl}" in
 esac
 if [ "${1:-}" = test ]; then
   command -v chromium >/dev/null || command -v google-chrome >/dev/null || need "chromium fonts-dejavu-core"
+  command -v ffmpeg >/dev/null || need ffmpeg
 fi
 
 [ -n "$missing" ] || exit 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from megahour.cli import data, record, runs
+from megahour.cli import data, export, record, runs, view
 
 app = typer.Typer(
     help="Robot recordings to evaluated checkpoints. Settings are MEGAHOUR_* environment variables.",
@@ -17,9 +17,11 @@ app = typer.Typer(
 )
 app.command()(record.record)
 app.command()(record.land)
+data.episodes_app.command("view")(view.episodes_view)
 app.add_typer(data.episodes_app, name="episodes")
 app.add_typer(data.quarantine_app, name="quarantine")
 app.add_typer(data.manifest_app, name="manifest")
+app.add_typer(export.export_app, name="export")
 app.command()(runs.lineage)
 app.add_typer(runs.runs_app, name="runs")
 app.add_typer(runs.eval_app, name="eval")

@@ -16,7 +16,7 @@ class SourceError(DataError):
     """A recording cannot be imported. `reason` is a code for machines, the text a sentence for people.
 
     Reasons: `truncated`, `unreadable`, `missing_video`, `missing_file`, `frame_count`, `missing_feature`,
-    `feature_mismatch`, `empty`, `times`, `unknown_format`, `options`.
+    `feature_mismatch`, `empty`, `times`, `unknown_format`, `options`, `corrupt`, `external`.
     """
 
 

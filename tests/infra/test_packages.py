@@ -18,6 +18,7 @@ class Machine:
         self.calls = folder / "calls"
         self.stub("python3", "exit 0")
         self.stub("chromium", "exit 0")
+        self.stub("ffmpeg", "exit 0")
         self.stub("apt-get", f'echo "apt-get $*" >> {self.calls}')
         self.stub("sudo", f'echo "sudo $*" >> {self.calls}; exit 1')
         self.libraries(LIBRARIES)
@@ -92,7 +93,8 @@ def test_the_other_renderer_needs_another_library(machine: Machine) -> None:
     assert machine.run(MEGAHOUR_MUJOCO_GL="osmesa").stderr.rstrip().endswith("libosmesa6")
 
 
-def test_only_tests_need_a_browser(machine: Machine) -> None:
-    (machine.bin / "chromium").unlink()
-    assert machine.run().returncode == 0
-    assert "chromium" in machine.run("test").stderr
+def test_only_tests_need_a_browser_and_ffmpeg(machine: Machine) -> None:
+    for program in ("chromium", "ffmpeg"):
+        (machine.bin / program).unlink()
+        assert machine.run().returncode == 0
+        assert program in machine.run("test").stderr

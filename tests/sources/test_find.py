@@ -77,7 +77,7 @@ def test_fingerprint_follows_the_files(tmp_path: Path) -> None:
     ("info", "reason", "words"),
     [
         ("{", "unreadable", "metadata of landing/g1 cannot be used"),
-        ('{"codebase_version": "v3.0"}', "unknown_format", "version v3.0"),
+        ('{"codebase_version": "v4.0"}', "unknown_format", "version v4.0"),
         ('{"codebase_version": "v2.1"}', "unreadable", "KeyError"),
         (None, "unreadable", "KeyError: 'data_path'"),
         ({"chunks_size": 0}, "unreadable", "ZeroDivisionError"),

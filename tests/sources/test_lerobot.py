@@ -108,7 +108,7 @@ def test_damaged_video_is_refused_not_repaired(tmp_path: Path, dataset: Path) ->
     with pytest.raises(SourceError) as caught:
         for camera in read_first(tmp_path).cameras:
             list(camera.frames())
-    assert caught.value.reason in ("unreadable", "frame_count")
+    assert caught.value.reason == "damaged_frame"
 
 
 def test_dropped_frames_are_seen_in_the_times(tmp_path: Path, dataset: Path) -> None:
@@ -147,10 +147,10 @@ def test_values_must_be_there(tmp_path: Path, dataset: Path) -> None:
     refused(tmp_path, "missing_feature", "rows without values")
 
 
-def test_other_columns_become_series_or_notes(tmp_path: Path, dataset: Path) -> None:
+def test_other_columns_become_series_or_messages(tmp_path: Path, dataset: Path) -> None:
     table = pq.read_table(parquet(dataset))
     table = table.append_column("observation.force", pa.array(np.arange(221.0)))
-    table = table.append_column("next.done", pa.array([False] * 221))
+    table = table.append_column("next.done", pa.array([False] * 220 + [True]))
     table = table.append_column("next.success", pa.array([False] * 220 + [True]))
     pq.write_table(table, parquet(dataset))
     more = {
@@ -164,7 +164,55 @@ def test_other_columns_become_series_or_notes(tmp_path: Path, dataset: Path) -> 
     assert force.values[:, 0].tolist() == list(range(221))
     assert force.names == ("n",)
     assert episode.success is True
-    assert episode.notes == ("next.done left out: bool (1,) is not a row of floats",)
+    assert [topic.name for topic in episode.extras] == ["next_done", "next_success"]
+    messages = list(episode.extra_messages())
+    assert len(messages) == 2 * 221
+    assert [m.data for m in messages if m.topic == "next_done"] == [b'{"value":false}'] * 220 + [b'{"value":true}']
+    assert [m.time_ns for m in messages if m.topic == "next_done"] == force.times_ns.tolist()
+    assert [note.code for note in episode.notes] == ["undeclared"], "next.success is not in meta/info.json"
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        {"data_path": "../other/{episode_index}.parquet"},
+        {"data_path": "data//{episode_index}.parquet"},
+        {"data_path": "{episode_index:0999999999d}"},
+        {"data_path": "{episode_index.__class__}"},
+        {"video_path": "/etc/{video_key}"},
+        {"video_path": "videos\\..\\{video_key}"},
+    ],
+)
+def test_paths_do_not_lead_out_of_the_dataset(tmp_path: Path, dataset: Path, paths: dict[str, str]) -> None:
+    change_info(dataset, lambda info: info.update(paths))
+    refused(tmp_path, "unreadable", "must be a plain path inside the dataset")
+
+
+def test_a_camera_with_a_name_that_leads_out_is_refused(tmp_path: Path, dataset: Path) -> None:
+    change_info(dataset, lambda info: info["features"].update({"../../cam": info["features"][CAMERA]}))
+    refused(tmp_path, "unreadable", "must be a plain path inside the dataset")
+
+
+def test_what_else_the_metadata_says_of_an_episode_is_kept(tmp_path: Path, dataset: Path) -> None:
+    line = json.loads((dataset / "meta/episodes.jsonl").read_text())
+    (dataset / "meta/episodes.jsonl").write_text(json.dumps(line | {"operator": "Ada", "success": False}))
+    episode = read_first(tmp_path)
+    assert (episode.attributes["operator"], episode.success) == ("Ada", False)
+
+
+def test_several_tasks_are_told_apart_by_the_rows(tmp_path: Path, dataset: Path) -> None:
+    line = json.loads((dataset / "meta/episodes.jsonl").read_text())
+    (dataset / "meta/episodes.jsonl").write_text(json.dumps(line | {"tasks": ["reach", "grasp"]}))
+    texts = [{"task_index": 0, "task": "reach"}, {"task_index": 1, "task": "grasp"}]
+    (dataset / "meta/tasks.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    change_table(dataset, "task_index", [0] * 100 + [1] * 121)
+    episode = read_first(tmp_path)
+    assert episode.task == "grasp"
+    assert [topic.name for topic in episode.extras] == ["task"]
+    assert [(m.time_ns, m.data) for m in episode.extra_messages()] == [
+        (0, b'{"value":"reach"}'),
+        (int(episode.series[0].times_ns[100]), b'{"value":"grasp"}'),
+    ]
 
 
 def test_times_are_the_exact_grid(tmp_path: Path, dataset: Path) -> None:

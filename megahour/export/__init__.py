@@ -1,0 +1,1 @@
+"""Datasets in other projects' formats, made from episodes of the lake."""
