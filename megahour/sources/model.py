@@ -17,6 +17,8 @@ class SourceError(DataError):
 
     Reasons: `truncated`, `unreadable`, `missing_video`, `missing_file`, `frame_count`, `missing_feature`,
     `feature_mismatch`, `empty`, `times`, `unknown_format`, `options`, `corrupt`, `external`.
+    Of videos also: `no_video`, `unsupported`, `no_keyframe`, `no_parameter_sets`, `damaged_frame`,
+    `dropped_frames`, `frame_size`.
     """
 
 

@@ -201,7 +201,7 @@ def _packets(container: Any, stream: Any, key: str) -> Iterator[_Packet]:
     """A video's coded frames, in the order they are decoded."""
     codec = stream.codec_context.name
     watch = Watch(codec, stream.codec_context.extradata or b"") if codec in WATCHED else None
-    count, begun = 0, False
+    count = 0
     for packet in container.demux(stream):
         data = bytes(packet)
         # An empty packet says that this was all. In VP8, one may be a picture that nobody sees (RFC 6386, 9.1).
@@ -214,14 +214,12 @@ def _packets(container: Any, stream: Any, key: str) -> Iterator[_Packet]:
             raise SourceError("damaged_frame", f"{place} is cut or damaged. Copy the file again, or export it again")
         if codec in ZEROLESS and ZEROS in data:
             raise SourceError("damaged_frame", f"{place} was overwritten with zeros. Copy the file again")
-        begun, entry = begun or packet.is_keyframe, packet.is_keyframe
+        entry = packet.is_keyframe
         if watch is not None:
             try:
                 entry = watch.see(data)
             except NalError as error:
-                # Before the first keyframe, what is not there need not be in the file.
-                if begun or error.reason != "no_parameter_sets":
-                    raise SourceError(error.reason, f"{place} {error}. Export the video again") from error
+                raise SourceError(error.reason, f"{place} {error}. Export the video again") from error
         yield _Packet(packet.pts, packet.dts, packet.is_keyframe, entry and packet.is_keyframe, not packet.is_discard)
         count += 1
 
@@ -265,7 +263,7 @@ def _note_streams(container: Any, stream: Any, key: str, notes: list[Note]) -> N
 def _note_unproven(packets: list[_Packet], stream: Any, key: str, notes: list[Note]) -> None:
     if not all(packet.keyframe for packet in packets):
         text = f"{key}: if frames were cut out at its gaps, pictures behind them are wrong"
-        notes.append(Note("unproven", f"{text}; {stream.codec_context.name} does not tell"))
+        notes.append(Note("unproven", f"{text}; {stream.codec.canonical_name} does not tell"))
 
 
 def _note_frame(frame: Any, stream: Any, key: str, notes: list[Note]) -> None:
