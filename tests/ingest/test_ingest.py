@@ -87,7 +87,7 @@ def test_bad_recordings_are_held_with_a_reason_and_the_others_pass(home: tuple[L
     assert quarantine(lake) == {
         "landing/toys/cut.hdf5": ("held", "truncated"),
         "landing/toys/empty.h5": ("held", "truncated"),
-        "landing/toys/other.mcap": ("held", "unknown_format"),
+        "landing/toys/other.mcap": ("held", "unreadable"),
     }
     cut = next(row for row in rows(lake, "quarantine") if row["uri"].endswith("cut.hdf5"))
     assert "landing/toys/cut.hdf5 is cut short" in cut["error"]

@@ -106,14 +106,20 @@ def test_a_dataset_with_broken_metadata_is_held_with_a_reason(
     assert caught.value.reason == reason
 
 
-def test_recordings_of_formats_to_come_are_held_not_lost(tmp_path: Path) -> None:
-    for name in ("talk.mcap", "x.tfrecord-00000-of-00001", "old.bag"):
-        (tmp_path / "landing/ros").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "landing/ros" / name).write_bytes(b"bytes")
-    found = find(tmp_path)
-    assert len(found) == 3
-    for recording in found:
-        with pytest.raises(SourceError, match="cannot be imported") as caught:
-            list(read_recording(recording, tmp_path.joinpath))
-        assert caught.value.reason == "unknown_format"
-        assert recording_id(recording, tmp_path.joinpath)
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("talk.mcap", "unreadable"),
+        ("x.tfrecord-00000-of-00001", "missing_file"),
+        ("old.bag", "unknown_format"),
+        ("old.db3", "unknown_format"),
+    ],
+)
+def test_what_cannot_be_read_is_held_not_lost(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "landing/ros").mkdir(parents=True)
+    (tmp_path / "landing/ros" / name).write_bytes(b"bytes")
+    (recording,) = find(tmp_path)
+    with pytest.raises(SourceError) as caught:
+        list(read_recording(recording, tmp_path.joinpath))
+    assert caught.value.reason == reason
+    assert recording_id(recording, tmp_path.joinpath)
