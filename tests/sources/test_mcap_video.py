@@ -34,16 +34,24 @@ def packets() -> dict[str, list[bytes]]:
     }
 
 
-def write(path: Path, units: dict[int, bytes], codec: str = "h264", stamps: list[int] | None = None) -> None:
-    """Messages, by their place among 40 times; `stamps` are those in the messages."""
+def write(
+    path: Path,
+    units: dict[int, bytes],
+    codec: str = "h264",
+    stamps: list[int] | None = None,
+    second: dict[int, bytes] | None = None,
+) -> None:
+    """Messages, by their place among 40 times; `stamps` are those in the messages. `second` go to another channel."""
     when = times(len(VIDEO))
     with path.open("wb") as file:
         writer = Writer(file)
         writer.start()
         schema = build_file_descriptor_set(CompressedVideo).SerializeToString()
         number = writer.register_schema("foxglove.CompressedVideo", "protobuf", schema)
-        channel = writer.register_channel("/front/video", "protobuf", number)
-        for i, data in units.items():
+        channels = [writer.register_channel("/front/video", "protobuf", number) for _ in range(2)]
+        both = [(i, channels[0], data) for i, data in units.items()]
+        both += [(i, channels[1], data) for i, data in (second or {}).items()]
+        for i, channel, data in both:
             message: Any = CompressedVideo(format=codec, data=data)
             message.timestamp.FromNanoseconds((stamps or when)[i])
             writer.add_message(channel, when[i], message.SerializeToString(), when[i])
@@ -229,6 +237,18 @@ def test_parameter_sets_in_a_message_of_their_own(tmp_path: Path, packets: dict[
     frames = list(episode.cameras[0].frames())
     assert len(frames) == 39 and min(psnr_db(a, b) for a, b in zip(frames, VIDEO, strict=False)) > 30
     assert episode.cameras[0].coded is None
+
+
+def test_a_publisher_that_started_anew(tmp_path: Path, packets: dict[str, list[bytes]]) -> None:
+    """One channel after the other is one camera; two at a time are no stream that can be decoded."""
+    units = every(packets["h264"])
+    first, second = {i: units[i] for i in range(20)}, {i: units[i] for i in range(20, 40)}
+    write(land(tmp_path), first, second=second)
+    assert "has 2 channels" in note(check(tmp_path, list(range(40))), "merged")
+    write(land(tmp_path), units, second=second)
+    episode = read(tmp_path)
+    assert episode.cameras == () and len(list(episode.extra_messages())) == 60
+    assert "streams of video at the same time" in note(episode, "undecoded")
 
 
 def test_the_size_changes(tmp_path: Path, packets: dict[str, list[bytes]]) -> None:

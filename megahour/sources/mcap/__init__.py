@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from megahour.episode.model import ExtraMessage, ExtraTopic, Note, RawEpisode, TimesNs
+from megahour.episode.model import ExtraMessage, ExtraTopic, Note, RawEpisode
 from megahour.sources.mcap import times
 from megahour.sources.mcap.fetch import payloads
 from megahour.sources.mcap.gather import Gathered, gather, in_order
-from megahour.sources.mcap.mapping import Plan, Topic, plan
+from megahour.sources.mcap.mapping import Plan, Topic, kind_of, plan
 from megahour.sources.mcap.scan import Scan, scan
 from megahour.sources.model import Recording, source_of
 from megahour.sources.options import NAME, Options, read_options
@@ -26,6 +27,8 @@ FORMATS: tuple[str, ...] = ("mcap",)
 OWN_METADATA, OWN_INDEX = "megahour.episode", "megahour.index"
 MOST_ATTRIBUTE_CHARS = 4096
 """Longer texts become a message: attributes are read whenever an episode is opened."""
+TANGLED = "streams of video at the same time"
+"""Channels of one topic that no decoder can take together."""
 SUCCESS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -57,7 +60,7 @@ def read(recording: Recording, local: Callable[[str], Path]) -> Iterator[RawEpis
     planned = plan(_topics(found), options.topics, where, key, facts.own)
     gathered = gather(found, planned.rules)
     extras = _extras(found, planned, gathered, facts.texts)
-    rate_hz, guessed = _rate_hz(facts, gathered, extras)
+    rate_hz, guessed = _rate_hz(facts, gathered)
     yield RawEpisode(
         index=0,
         robot=facts.robot,
@@ -90,10 +93,19 @@ def _topics(found: Scan) -> list[Topic]:
         schemas = {s.name if (s := found.schemas.get(found.channels[n].schema_id)) else "" for n in members}
         # Channels that are of different kinds have no common meaning: they are kept as they came.
         schema = schemas.pop() if len(schemas) == 1 else ""
+        if kind_of(schema) == "video" and _overlap(found, members):
+            schema = TANGLED
         dtype = first.metadata.get("dtype", "")
         messages = sum(counts[number] for number in members)
         topics.append(Topic(name, tuple(members), schema, messages, dtype if dtype in ("float32", "float64") else ""))
     return topics
+
+
+def _overlap(found: Scan, channels: Sequence[int]) -> bool:
+    """Whether channels have messages at the same time."""
+    times_ns = [found.time_ns[found.channel == number] for number in channels]
+    spans = sorted((int(own.min()), int(own.max())) for own in times_ns)
+    return any(start <= end for (_, end), (start, _) in pairwise(spans))
 
 
 @dataclass(frozen=True)
@@ -162,24 +174,23 @@ def _number(text: str) -> float | None:
     return value if low <= value <= high else None
 
 
-def _rate_hz(facts: _Facts, gathered: Gathered, extras: _Extras) -> tuple[float, list[Note]]:
-    """The rate that is said, else the median one of the state, the first camera, the first series or the rest."""
+def _rate_hz(facts: _Facts, gathered: Gathered) -> tuple[float, list[Note]]:
+    """The rate that is said, else the median one of the state, the first camera or the first series."""
     if facts.rate_hz:
         return facts.rate_hz, []
     cameras = [(camera.name, camera.times_ns) for camera in gathered.cameras]
     series = [(series.name, series.times_ns) for series in gathered.series]
     states = [each for each in series if each[0] == "state"]
-    for name, times_ns in (*states, *cameras, *series, ("all messages", extras.times_ns)):
+    for name, times_ns in (*states, *cameras, *series):
         if rate_hz := times.rate_hz(times_ns):
             return rate_hz, [Note("rate_guessed", f"no rate is said: {rate_hz:g} Hz taken, the median of {name}")]
-    return 1.0, [Note("rate_guessed", "no rate is said, and there is one time alone: 1 Hz taken")]
+    return 1.0, [Note("rate_guessed", "no rate is said, and nothing shows one: 1 Hz taken")]
 
 
 @dataclass(frozen=True)
 class _Extras:
     topics: tuple[ExtraTopic, ...]
     messages: Callable[[], Iterator[ExtraMessage]]
-    times_ns: TimesNs
     notes: tuple[Note, ...]
 
 
@@ -192,6 +203,8 @@ def _extras(found: Scan, planned: Plan, gathered: Gathered, texts: Mapping[str, 
     notes: list[Note] = []
     names: dict[int, str] = {}
     for topic in (*planned.extras, *gathered.left):
+        if topic.schema == TANGLED:
+            notes.append(Note("undecoded", f"{topic.name} is kept as it came: it has {TANGLED}"))
         kinds: dict[ExtraTopic, list[int]] = {}
         for number in topic.channels:
             kinds.setdefault(_extra(found, number), []).append(number)
@@ -219,7 +232,7 @@ def _extras(found: Scan, planned: Plan, gathered: Gathered, texts: Mapping[str, 
         name = f"metadata/{path}"
         topics.append(json_topic(name))
         passes.append(lambda name=name, text=text: json_messages(name, first_ns, [text]))  # type: ignore[misc]
-    return _Extras(tuple(topics), merged(passes), np.unique(found.time_ns[wanted]), tuple(notes))
+    return _Extras(tuple(topics), merged(passes), tuple(notes))
 
 
 def _extra(found: Scan, number: int) -> ExtraTopic:
