@@ -29,6 +29,7 @@ from megahour.settings import Settings
 from megahour.simulators.model import Demonstration
 from megahour.storage import open_lake
 from megahour.warehouse.tables import append
+from tests.samples import write_aloha
 
 RUN = "0123456789abcdef"
 
@@ -324,6 +325,25 @@ def test_landing_again_copies_nothing_and_a_changed_file_is_refused(cli: Cli, ho
     (other / "episode_0.hdf5").write_bytes(b"changed")
     code, _, err = cli("land", str(other), "--source", "bench")
     assert code == 1 and "Land it under another --source" in err
+
+
+def test_what_landed_is_ingested_once_without_dagster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli
+) -> None:
+    for name, value in {"LAKE": tmp_path / "lake", "SCRATCH": tmp_path / "scratch", "SETTLE_S": 0}.items():
+        monkeypatch.setenv(f"MEGAHOUR_{name}", str(value))
+    write_aloha(tmp_path / "lab/good.hdf5")
+    (tmp_path / "lab/bad.hdf5").write_bytes(b"no HDF5")
+    cli("land", str(tmp_path / "lab"))
+    code, out, _ = cli("ingest")
+    assert code == 1 and "1 recordings became 1 episodes" in out and "bad.hdf5" in out
+    code, out, _ = cli("ingest")
+    assert code == 0 and "Nothing to do" in out
+    write_aloha(tmp_path / "more/two.hdf5", seed=2)
+    cli("land", str(tmp_path / "more"))
+    code, out, _ = cli("ingest")
+    assert code == 0 and "1 recordings became 1 episodes" in out
+    assert len(json.loads(cli("episodes", "ls", "--json")[1])) == 2
 
 
 def test_an_empty_lake_answers_every_listing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli) -> None:

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from megahour.episode.profile import Rendition, load_profile
 from megahour.manifest.recipe import Recipe
 from megahour.settings import Settings
+from megahour.sources.mcap.mapping import _parse
+from megahour.sources.options import parse_options
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -30,7 +33,12 @@ def test_the_settings_table_lists_every_setting_with_its_default() -> None:
     assert table == settings_table(), f"Put this table into the README:\n{settings_table()}"
 
 
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"^    (megahour [a-z][^#\n]*)", README, re.MULTILINE))))
+SHOWN = re.findall(r"^    (megahour [a-z][^#\n]*)", README, re.MULTILINE) + re.findall(
+    r"`(megahour [a-z][^`]*)`", README
+)
+
+
+@pytest.mark.parametrize("command", sorted(set(SHOWN)))
 def test_every_command_shown_exists_with_the_options_shown(command: str) -> None:
     from megahour.cli import app
 
@@ -55,3 +63,27 @@ def test_the_recipe_shown_is_a_recipe() -> None:
     assert text is not None
     recipe = Recipe.model_validate(yaml.safe_load(text.group(1)))
     assert recipe.train is not None and recipe.train.launch and recipe.evaluate is not None
+
+
+def test_the_profile_shown_is_a_profile(tmp_path: Path) -> None:
+    text = re.search(r"```toml\n(.*?)```", (ROOT / "docs/episode.md").read_text(), re.DOTALL)
+    assert text is not None
+    (tmp_path / "our_lab.toml").write_text(text.group(1))
+    profile = load_profile(str(tmp_path / "our_lab.toml"))
+    assert (profile.name, profile.gop, profile.rendition) == ("our_lab", 15, Rendition(224, 224, 18))
+
+
+def test_the_options_shown_are_options() -> None:
+    text = re.search(r"```yaml\n(.*?)```", (ROOT / "docs/sources.md").read_text(), re.DOTALL)
+    assert text is not None
+    options = parse_options(text.group(1).encode(), "source.yaml")
+    for topic, said in options.topics.items():
+        for each in said if isinstance(said, list) else [said]:
+            assert _parse(each, topic)
+
+
+def test_every_note_and_reason_is_documented() -> None:
+    told = (ROOT / "docs/sources.md").read_text()
+    code = "".join(path.read_text() for path in (ROOT / "megahour").rglob("*.py"))
+    for each in set(re.findall(r"\bNote\(\s*\"(\w+)\"", code)) | set(re.findall(r"SourceError\(\s*\"(\w+)\"", code)):
+        assert f"`{each}`" in told, each

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from megahour.cli import data, export, record, runs, view
+from megahour.cli import data, export, ingest, record, runs, view
 
 app = typer.Typer(
     help="Robot recordings to evaluated checkpoints. Settings are MEGAHOUR_* environment variables.",
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command()(record.record)
 app.command()(record.land)
+app.command()(ingest.ingest)
 data.episodes_app.command("view")(view.episodes_view)
 app.add_typer(data.episodes_app, name="episodes")
 app.add_typer(data.quarantine_app, name="quarantine")
