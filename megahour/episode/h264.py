@@ -95,15 +95,17 @@ def _encoder(width: int, height: int, settings: Settings) -> Any:
     codec.width, codec.height, codec.pix_fmt = width, height, "yuv420p"
     codec.framerate, codec.time_base, codec.thread_count = rate, 1 / rate, 1
     codec.colorspace, codec.color_range = BT601, LIMITED
-    # What makes an episode readable comes after what a profile may say.
-    own = f"{settings.x264}:" if settings.x264 else ""
     codec.options = {
         "preset": settings.preset,
         "tune": "fastdecode",
         "crf": f"{settings.crf:g}",
         "forced-idr": "1",
-        "x264-params": f"{own}keyint=infinite:scenecut=0:bframes=0:threads=1:repeat-headers=1:annexb=1:aud=0" + _asm(),
+        # What makes an episode readable is said last, and holds against whatever a profile says.
+        "x264-params": "keyint=infinite:scenecut=0:bframes=0:threads=1:repeat-headers=1:annexb=1:aud=0" + _asm(),
     }
+    if settings.x264:
+        # Unlike `x264-params` this refuses what x264 does not know.
+        codec.options["x264opts"] = settings.x264
     try:
         codec.open()
     except FFmpegError as error:
@@ -170,6 +172,11 @@ def planar_rgb(reformatter: VideoReformatter, frame: Any, size: Size | None, how
         interpolation=how,
         threads=1,
     )
+    return pixels_of(planes)
+
+
+def pixels_of(planes: Any) -> Frames:
+    """A frame of the format `gbrp` as `(height, width, 3)`."""
     picture = np.empty((planes.height, planes.width, 3), np.uint8)
     for plane, channel in zip(planes.planes, (1, 2, 0), strict=True):
         rows = np.frombuffer(plane, np.uint8).reshape(plane.height, plane.line_size)
@@ -272,6 +279,8 @@ class Decoder:
                 frames = self._codec.decode(av.Packet(unit))
                 if len(frames) != 1:
                     raise EpisodeError("corrupt", f"A coded picture decoded to {len(frames)} pictures")
+                if frames[0].is_corrupt:
+                    raise EpisodeError("corrupt", "A coded picture decodes only in part")
                 if want:
                     pictures.append(self._scaled(frames[0], size))
         except FFmpegError as error:

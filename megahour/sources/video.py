@@ -21,12 +21,12 @@ from av.stream import Disposition
 from av.video.reformatter import ColorPrimaries, ColorTrc, VideoReformatter
 from numpy.typing import NDArray
 
-from megahour.episode.h264 import FAITHFUL
+from megahour.episode.h264 import FAITHFUL, pixels_of
 from megahour.episode.model import Frames, Note
+from megahour.episode.nal import NalError, Watch
 from megahour.sources.cut import cut_short
 from megahour.sources.frame_times import frame_times
 from megahour.sources.model import SourceError
-from megahour.sources.nal import NalError, Watch
 
 WATCHED = ("h264", "hevc")
 """Codecs whose frames are looked at before they are decoded. Their decoders miss no frame that others build on."""
@@ -374,7 +374,7 @@ def _picture(reformatter: VideoReformatter, frame: Any, turns: int, mirrored: bo
         # The conversion that returns to the same YUV later: the stored pictures lose nothing on this way.
         converted: Any = reformatter.reformat(
             frame,
-            format="rgb24",
+            format="gbrp",
             interpolation=FAITHFUL,
             dst_color_trc=ColorTrc.IEC61966_2_1 if hdr else None,
             dst_color_primaries=ColorPrimaries.BT709 if hdr else None,
@@ -383,8 +383,8 @@ def _picture(reformatter: VideoReformatter, frame: Any, turns: int, mirrored: bo
     except FFmpegError as error:
         text = f"{key}: its colours cannot be converted ({frame.format.name}, matrix {frame.colorspace} of ITU-T H.273)"
         raise _refusal(error, "unsupported", f"{text}. Export it in BT.709") from None
-    picture = converted.to_ndarray()
+    picture = pixels_of(converted)
     if not turns and not mirrored:
-        return np.asarray(picture, np.uint8)
+        return picture
     turned = np.rot90(picture, turns)
     return np.ascontiguousarray(turned[:, ::-1] if mirrored else turned)

@@ -243,10 +243,7 @@ class ToRgb:
         self._reformatter: Any = VideoReformatter()
 
     def __call__(self, frame: Any) -> Frames:
-        from megahour.episode.h264 import FAITHFUL
+        from megahour.episode.h264 import FAITHFUL, pixels_of
 
         # The conversion that returns to the same YUV later: the stored pictures lose nothing on this way.
-        picture: Frames = self._reformatter.reformat(
-            frame, format="rgb24", interpolation=FAITHFUL, threads=1
-        ).to_ndarray()
-        return picture
+        return pixels_of(self._reformatter.reformat(frame, format="gbrp", interpolation=FAITHFUL, threads=1))
