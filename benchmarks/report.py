@@ -63,13 +63,20 @@ def commit(root: Path) -> str:
         return "unknown"
 
 
-def run(name: str, claim: str, measure: Callable[[bool], list[Row]], packages: Sequence[str] = ()) -> None:
+def run(
+    name: str,
+    claim: str,
+    measure: Callable[[bool], list[Row]],
+    packages: Sequence[str] = (),
+    sides: str | None = None,
+) -> None:
     """The main program of a benchmark.
 
     Args:
         claim: one sentence: what the figures say.
         measure: gives the rows, all with the same columns; its argument is true for `--quick` (under a minute).
         packages: whose versions matter.
+        sides: what exactly each side of a comparison does, printed below the table; the benchmark's own docstring.
     """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=claim)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, under a minute")
@@ -77,9 +84,13 @@ def run(name: str, claim: str, measure: Callable[[bool], list[Row]], packages: S
     options = parser.parse_args()
     found = conditions(packages)
     rows = measure(options.quick)
-    show(Console(), name, claim, found, rows)
+    console = Console()
+    show(console, name, claim, found, rows)
+    report = {"benchmark": name, "quick": options.quick, "conditions": found, "rows": rows}
+    if sides is not None:
+        console.print(sides.strip(), style="dim", highlight=False, markup=False)
+        report["sides"] = sides.strip()
     if options.json is not None:
-        report = {"benchmark": name, "quick": options.quick, "conditions": found, "rows": rows}
         options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -206,7 +206,8 @@ class Container:
         for opcode, members in groups:
             start = len(summary)
             summary += b"".join(record_bytes(member) for member in members)
-            places.append(records.SummaryOffset(opcode, summary_start + start, len(summary) - start))
+            if members:
+                places.append(records.SummaryOffset(opcode, summary_start + start, len(summary) - start))
         offsets_start = summary_start + len(summary)
         summary += b"".join(record_bytes(place) for place in places)
         head = struct.pack("<BQQQ", Opcode.FOOTER, 20, summary_start, offsets_start)

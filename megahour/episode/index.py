@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,12 +13,15 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from megahour.episode import zstd
 from megahour.episode.model import EpisodeError, TimesNs
 
 NAME = "megahour.index"
 MEDIA_TYPE = "application/x-megahour-index"
 METADATA = "megahour.episode"
 VERSION = 2
+MOST_PX = 65535
+"""No JPEG and no H.264 is wider or higher."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +104,24 @@ class EpisodeIndex:
     metadata_crc: int
 
     @property
+    def by_channel(self) -> dict[int, CameraIndex | SeriesIndex | TopicIndex]:
+        """All topics by the number of their channel."""
+        found: dict[int, CameraIndex | SeriesIndex | TopicIndex] = {each.channel: each for each in self.cameras}
+        found.update({each.channel: each for each in self.series})
+        found.update({each.channel: each for each in self.topics})
+        return found
+
+    @property
     def size_bytes(self) -> int:
         """Memory that it takes, nearly: arrays, names, and what Python needs to hold so many small values."""
         arrays = sum(camera.size_bytes + 1024 for camera in self.cameras)
         named = sum(512 + 64 * len(series.names) for series in self.series) + 512 * len(self.topics)
         return 4096 + arrays + named + sum(512 + 256 * len(chunk.channels) for chunk in self.chunks)
+
+
+def said_crc(said: Mapping[str, str]) -> str:
+    """The checksum that the metadata record carries of its own other entries, for the case that the index is lost."""
+    return f"{zlib.crc32(json.dumps([[k, v] for k, v in sorted(said.items()) if k != 'crc32']).encode()):08x}"
 
 
 _COLUMNS: dict[str, str] = {"times_ns": "<i8", "offsets": "<i8", "lengths": "<u4", "crcs": "<u4", "keyframes": "?"}
@@ -153,7 +171,7 @@ def unpack(data: bytes) -> EpisodeIndex:
         EpisodeError: `corrupt` when it is not such an index, `version` when it is of another version.
     """
     try:
-        raw = zstandard.ZstdDecompressor().decompress(data)
+        raw = zstd.unpack(data)
         (length,) = struct.unpack_from("<I", raw)
         head: dict[str, Any] = json.loads(raw[4 : 4 + length])
         if head["version"] != VERSION:
@@ -177,6 +195,28 @@ def unpack(data: bytes) -> EpisodeIndex:
             ChunkIndex(group, offset, size, unpacked, crc, {each[0]: tuple(each[1:]) for each in channels})
             for group, offset, size, unpacked, crc, channels in head["chunks"]
         )
-        return EpisodeIndex(tuple(cameras), series, topics, chunks, head["metadata_crc"])
-    except (zstandard.ZstdError, struct.error, ValueError, KeyError, TypeError, IndexError) as error:
+        index = EpisodeIndex(tuple(cameras), series, topics, chunks, head["metadata_crc"])
+        if fault := _fault(index):
+            raise ValueError(fault)
+        return index
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise EpisodeError("corrupt", f"The episode's index cannot be read: {error}") from error
+
+
+def _fault(index: EpisodeIndex) -> str:
+    """Why a reader could not work with an index, or nothing."""
+    for camera in index.cameras:
+        if camera.codec not in ("h264", "jpeg") or not (0 < camera.width <= MOST_PX and 0 < camera.height <= MOST_PX):
+            return f"camera '{camera.name}' is {camera.codec} of {camera.width}x{camera.height}"
+        if not len(camera.times_ns) or not camera.keyframes[0]:
+            return f"camera '{camera.name}' does not begin with a keyframe"
+        if camera.times_ns[0] < 0 or (camera.times_ns[1:] <= camera.times_ns[:-1]).any() or (camera.offsets < 0).any():
+            return f"camera '{camera.name}' has times that do not increase, or places that cannot be"
+    held = {channel for chunk in index.chunks for channel in chunk.channels}
+    for series in index.series:
+        if series.dtype not in ("float32", "float64") or not series.names or series.channel not in held:
+            return f"'{series.name}' has {len(series.names)} columns of {series.dtype}, or no chunk"
+    for chunk in index.chunks:
+        if chunk.offset < 0 or chunk.size_bytes < 0 or any(len(each) != 4 for each in chunk.channels.values()):
+            return f"a chunk of '{chunk.group}' has a place that cannot be"
+    return ""

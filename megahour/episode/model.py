@@ -133,5 +133,5 @@ class EpisodeError(DataError):
     """An episode cannot be written or read. `reason` is a code for machines, the text a sentence for people.
 
     Reasons: `missing`, `truncated`, `corrupt`, `version`, `no_topic`, `out_of_range`; when writing `frame_count`,
-    `times`, `invalid`.
+    `times`, `invalid`; when repairing `replaced`.
     """

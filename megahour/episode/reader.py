@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zstandard
 from foxglove_schemas_protobuf.CompressedImage_pb2 import CompressedImage
 from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
 from google.protobuf.message import DecodeError
-from mcap.opcode import Opcode
 from numpy.typing import NDArray
 
 from megahour.episode import decoding
 from megahour.episode import index as idx
 from megahour.episode.cache import Cache
-from megahour.episode.container import MESSAGE_HEAD, RECORD_HEAD
+from megahour.episode.chunks import ChunkMessages, chunk_messages
+from megahour.episode.container import MESSAGE_HEAD
 from megahour.episode.decoding import Threads
 from megahour.episode.joints import from_messages
 from megahour.episode.model import EpisodeError, EpisodeFacts, ExtraMessage, Frames, Series, TimesNs
 from megahour.episode.ranges import ByteSource, FileBytes, MappedBytes, lake_bytes
 from megahour.episode.sample import Pictures, Query, Sample, SeriesQuery, last, near_enough, nearest, rows_at
 from megahour.episode.tail import AGAIN, Run, open_tail, read_exactly
+from megahour.episode.zstd import unpack
 from megahour.storage import Lake
 
 __all__ = ["CameraInfo", "EpisodeError", "EpisodeReader", "map_episode_file", "open_episode", "open_episode_file"]
@@ -212,9 +211,11 @@ class EpisodeReader:
         for chunk in self.index.chunks:
             if found.channel in chunk.channels:
                 read = self._fetch([(chunk.offset, chunk.offset + chunk.size_bytes)])
-                data = self._unpacked(chunk, read)
-                messages = chunk_messages(data)
-                for i in np.flatnonzero(messages.channels == found.channel):
+                data, messages = self._unpacked(chunk, read)
+                own = np.flatnonzero(messages.channels == found.channel)
+                if len(own) != chunk.channels[found.channel][1]:
+                    raise self._error("corrupt", f"a chunk has not all messages of '{topic}'. {AGAIN}")
+                for i in own:
                     payload = data[messages.starts[i] : messages.ends[i]]
                     yield ExtraMessage(topic, int(messages.times_ns[i]), payload)
 
@@ -366,27 +367,33 @@ class EpisodeReader:
         # Another series of the same sample may have unpacked it.
         found: _Channels | None = self._cache.get(key)
         if found is None:
-            data = self._unpacked(chunk, read)
-            messages = chunk_messages(data)
+            data, messages = self._unpacked(chunk, read)
             found = {}
             for series in self.index.series:
                 if series.channel in chunk.channels:
                     own = messages.channels == series.channel
                     if np.count_nonzero(own) != chunk.channels[series.channel][1]:
                         raise self._error("corrupt", f"a chunk has not all rows of '{series.name}'. {AGAIN}")
-                    values = from_messages(series.names, data, messages.starts[own], messages.ends[own])
+                    try:
+                        values = from_messages(series.names, data, messages.starts[own], messages.ends[own])
+                    except EpisodeError as error:
+                        raise self._error(error.reason, f"rows of '{series.name}': {error}. {AGAIN}") from error
                     values, times_ns = values.astype(series.dtype), messages.times_ns[own]
                     values.flags.writeable = times_ns.flags.writeable = False
                     found[series.channel] = times_ns, values
             self._cache.put(key, found, sum(times.nbytes + values.nbytes for times, values in found.values()))
         return found
 
-    def _unpacked(self, chunk: idx.ChunkIndex, read: Sequence[Run]) -> bytes:
+    def _unpacked(self, chunk: idx.ChunkIndex, read: Sequence[Run]) -> tuple[bytes, ChunkMessages]:
         start, end = chunk.offset, chunk.offset + chunk.size_bytes
         packed = next((part for run in read if (part := run.cut(start, end)) is not None), b"")
         if zlib.crc32(packed) != chunk.crc:
             raise self._error("corrupt", f"the checksum of a chunk of '{chunk.group}' is wrong. {AGAIN}")
-        return zstandard.ZstdDecompressor().decompress(packed, max_output_size=chunk.unpacked_bytes)
+        try:
+            data = unpack(packed, chunk.unpacked_bytes)
+            return data, chunk_messages(data)
+        except EpisodeError as error:
+            raise self._error(error.reason, f"{error}. {AGAIN}") from error
 
     # bytes
 
@@ -410,6 +417,8 @@ class EpisodeReader:
         absent = [span for span in spans if all(run.cut(*span) is None for run in held)]
         if not absent:
             return held
+        if any(end > self.size_bytes for _, end in absent):
+            raise self._error("corrupt", f"its index points beyond its {self.size_bytes} bytes. {AGAIN}")
         parts = read_exactly(self._source, [start for start, _ in absent], [end for _, end in absent])
         read = [Run(start, part) for (start, _), part in zip(absent, parts, strict=True)]
         self._hold("last", max(read, key=lambda run: len(run.data)))
@@ -483,33 +492,3 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
         else:
             merged.append((start, end))
     return merged
-
-
-@dataclass(frozen=True)
-class ChunkMessages:
-    """Messages of an unpacked chunk, `(n,)` each: channel, number, log time, and where their payload lies."""
-
-    channels: NDArray[np.uint16]
-    sequences: NDArray[np.uint32]
-    times_ns: TimesNs
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
-
-
-def chunk_messages(data: bytes) -> ChunkMessages:
-    """The messages of an unpacked chunk, in their order."""
-    unpack = struct.Struct("<BQ").unpack_from
-    places, at = [], 0
-    while at < len(data):
-        opcode, length = unpack(data, at)
-        end = at + RECORD_HEAD + length
-        if opcode == Opcode.MESSAGE:
-            places.append((at, end))
-        at = end
-    starts, ends = np.array(places, np.int64).reshape(-1, 2).T
-    # Behind a record's head: channel, sequence, log time, publish time.
-    heads = np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(RECORD_HEAD, MESSAGE_HEAD)]
-    channels = np.ascontiguousarray(heads[:, 0:2]).view("<u2")[:, 0]
-    sequences = np.ascontiguousarray(heads[:, 2:6]).view("<u4")[:, 0]
-    times_ns = np.ascontiguousarray(heads[:, 6:14]).view("<i8")[:, 0]
-    return ChunkMessages(channels, sequences, times_ns, starts + MESSAGE_HEAD, ends)

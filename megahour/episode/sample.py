@@ -119,8 +119,11 @@ def _between(times_ns: TimesNs, values: NDArray[np.floating], wanted_ns: TimesNs
     span = np.maximum(times_ns[right] - times_ns[left], 1)
     share = np.clip((wanted_ns - times_ns[left]) / span, 0.0, 1.0)[:, None]
     before, after = values[left].astype(np.float64), values[right].astype(np.float64)
+    # Between what is not finite lies nothing, and that is no reason for a warning.
+    with np.errstate(invalid="ignore", over="ignore"):
+        between = before + share * (after - before)
     # A row met exactly is that row, whatever its neighbour holds.
-    taken = np.where(share == 0, before, np.where(share == 1, after, before + share * (after - before)))
+    taken = np.where(share == 0, before, np.where(share == 1, after, between))
     valid = near_enough(times_ns, left, wanted_ns, period_ns) & near_enough(times_ns, right, wanted_ns, period_ns)
     inside = (wanted_ns >= times_ns[0]) & (wanted_ns <= times_ns[-1])
     return Rows(taken, wanted_ns, valid & inside & np.isfinite(taken).all(axis=1))

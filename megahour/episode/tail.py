@@ -25,7 +25,13 @@ TAIL_BYTES, MOST_TAIL_BYTES = 64 * 1024, 4 * 1024 * 1024
 TAIL_SHARE = 64
 """A tail read takes 1/64 of the file within these bounds, 64 KiB where its size is not known: it then nearly always
 holds the index, and often the low-dimensional topics, which lie before it."""
+MOST_END_BYTES = 256 * 1024 * 1024
+"""No summary or index is so large: one that claims it is damaged, and is not read."""
+ATTACHMENT_HEAD = RECORD_HEAD + 8 + 8 + 4 + 4 + 8 + 4
+"""Bytes of an attachment's record without its names and data."""
 AGAIN = "Ingest its recording again"
+UNREADABLE = (McapError, struct.error, ValueError, KeyError, TypeError, OverflowError)
+"""What reading a record of nonsense raises."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,16 @@ class Tail:
     read: Run
 
 
+@dataclass(frozen=True)
+class Ending:
+    """A file's summary, its records as they lie from `summary_start` to the footer, and the bytes that were read."""
+
+    summary: bytes
+    summary_start: int
+    size_bytes: int
+    read: Run
+
+
 def read_exactly(source: ByteSource, starts: Sequence[int], ends: Sequence[int]) -> list[Buffer]:
     """Ranges of a file, all of them whole.
 
@@ -78,6 +94,32 @@ def open_tail(source: ByteSource, size_bytes: int | None = None) -> Tail:
         EpisodeError: `missing`, `truncated`, `corrupt` or `version`.
     """
     name = source.name
+    ending = open_ending(source, size_bytes)
+    try:
+        attachment, metadata = _find(ending.summary)
+        if attachment is None or metadata is None:
+            raise EpisodeError("corrupt", f"{name} is an MCAP file, but no episode of Megahour: it has no index")
+        run = _reach(source, ending.read, min(attachment.offset, metadata.offset), ending.summary_start)
+        index = attached_index(run.cut(attachment.offset, attachment.offset + attachment.length))
+        said = bytes(run.cut(metadata.offset, metadata.offset + metadata.length) or b"")
+        if zlib.crc32(said) != index.metadata_crc:
+            raise EpisodeError("corrupt", f"the checksum of its metadata is wrong. {AGAIN}")
+        facts, profile, notes = read_metadata(said)
+        extras = _extras(ending.summary, index) if index.topics else ()
+        return Tail(facts, profile, CONTAINER_VERSION, notes, index, extras, ending.size_bytes, run)
+    except EpisodeError as error:
+        raise EpisodeError(error.reason, f"{name}: {error}") from error
+    except UNREADABLE as error:
+        raise EpisodeError("corrupt", f"{name}: its summary or metadata cannot be read: {error}. {AGAIN}") from error
+
+
+def open_ending(source: ByteSource, size_bytes: int | None = None) -> Ending:
+    """Read and check a file's footer and summary; one read, a second when the summary is unusually large.
+
+    Raises:
+        EpisodeError: `missing`, `truncated` or `corrupt`.
+    """
+    name = source.name
     asked = max(TAIL_BYTES, min((size_bytes or 0) // TAIL_SHARE, MOST_TAIL_BYTES))
     data, size = source.tail(asked)
     if size < len(MAGIC) + FOOTER_BYTES:
@@ -94,25 +136,9 @@ def open_tail(source: ByteSource, size_bytes: int | None = None) -> Tail:
     end = size - FOOTER_BYTES
     run = _reach(source, run, summary_start, end)
     summary = bytes(run.cut(summary_start, end) or b"")
-    # The format lets other writers leave a checksum out, as 0.
-    if crc not in (0, zlib.crc32(footer[:25], zlib.crc32(summary))):
+    if crc != zlib.crc32(footer[:25], zlib.crc32(summary)):
         raise EpisodeError("corrupt", f"{name}: the checksum of its summary is wrong. {AGAIN}")
-    try:
-        attachment, metadata = _find(summary)
-        if attachment is None or metadata is None:
-            raise EpisodeError("corrupt", f"{name} is an MCAP file, but no episode of Megahour: it has no index")
-        run = _reach(source, run, min(attachment.offset, metadata.offset), summary_start)
-        index = _index(run.cut(attachment.offset, attachment.offset + attachment.length), attachment.data_size)
-        said = bytes(run.cut(metadata.offset, metadata.offset + metadata.length) or b"")
-        if zlib.crc32(said) != index.metadata_crc:
-            raise EpisodeError("corrupt", f"the checksum of its metadata is wrong. {AGAIN}")
-        facts, profile, notes = _said(records.Metadata.read(_stream(said[RECORD_HEAD:])).metadata)
-        extras = _extras(summary, index) if index.topics else ()
-        return Tail(facts, profile, CONTAINER_VERSION, notes, index, extras, size, run)
-    except EpisodeError as error:
-        raise EpisodeError(error.reason, f"{name}: {error}") from error
-    except (McapError, struct.error, ValueError, KeyError) as error:
-        raise EpisodeError("corrupt", f"{name}: its summary or metadata cannot be read: {error}. {AGAIN}") from error
+    return Ending(summary, summary_start, size, run)
 
 
 def _reach(source: ByteSource, run: Run, start: int, end: int) -> Run:
@@ -121,13 +147,43 @@ def _reach(source: ByteSource, run: Run, start: int, end: int) -> Run:
         raise EpisodeError("corrupt", f"{source.name}: its footer or summary points outside the file. {AGAIN}")
     if start >= run.start:
         return run
+    if end - start > MOST_END_BYTES:
+        raise EpisodeError("corrupt", f"{source.name}: its footer or summary claims {end - start} bytes. {AGAIN}")
     return Run(start, b"".join((read_exactly(source, [start], [run.start])[0], run.data)))
 
 
-def _index(record: Buffer | None, data_size: int) -> idx.EpisodeIndex:
-    if record is None or zlib.crc32(record[RECORD_HEAD:-4]) != struct.unpack("<I", record[-4:])[0]:
+def attached_index(record: Buffer | None) -> idx.EpisodeIndex:
+    """The index in its attachment's record.
+
+    Raises:
+        EpisodeError: `corrupt` or `version`.
+    """
+    if record is None or len(record) < ATTACHMENT_HEAD or zlib.crc32(record[RECORD_HEAD:-4]) != _u32(record[-4:]):
         raise EpisodeError("corrupt", f"the checksum of its index is wrong. {AGAIN}")
-    return idx.unpack(bytes(record[-4 - data_size : -4]))
+    try:
+        attachment = records.Attachment.read(_stream(bytes(record[RECORD_HEAD:])))
+    except UNREADABLE as error:
+        raise EpisodeError("corrupt", f"the attachment of its index cannot be read: {error}. {AGAIN}") from error
+    return idx.unpack(attachment.data)
+
+
+def read_metadata(record: bytes) -> tuple[EpisodeFacts, str, tuple[Note, ...]]:
+    """What an episode's metadata record says: its facts, the name of its profile, its notes.
+
+    Raises:
+        EpisodeError: `corrupt` or `version`.
+    """
+    try:
+        said = records.Metadata.read(_stream(record[RECORD_HEAD:])).metadata
+        if said["crc32"] != idx.said_crc(said):
+            raise EpisodeError("corrupt", f"the checksum of its metadata is wrong. {AGAIN}")
+        return _said(said)
+    except UNREADABLE as error:
+        raise EpisodeError("corrupt", f"its metadata cannot be read: {error}. {AGAIN}") from error
+
+
+def _u32(data: Buffer) -> int:
+    return int(struct.unpack("<I", data)[0])
 
 
 def _said(said: dict[str, str]) -> tuple[EpisodeFacts, str, tuple[Note, ...]]:
@@ -153,7 +209,7 @@ def _stream(data: bytes) -> ReadDataStream:
     return ReadDataStream(BytesIO(data))
 
 
-def _records(summary: bytes) -> Iterator[tuple[int, bytes]]:
+def summary_records(summary: bytes) -> Iterator[tuple[int, bytes]]:
     """The summary's records: opcode and body."""
     at = 0
     while at + RECORD_HEAD <= len(summary):
@@ -164,7 +220,7 @@ def _records(summary: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _find(summary: bytes) -> tuple[records.AttachmentIndex | None, records.MetadataIndex | None]:
     attachment, metadata = None, None
-    for opcode, body in _records(summary):
+    for opcode, body in summary_records(summary):
         if opcode == Opcode.ATTACHMENT_INDEX:
             found = records.AttachmentIndex.read(_stream(body))
             attachment = found if found.name == idx.NAME else attachment
@@ -177,7 +233,7 @@ def _find(summary: bytes) -> tuple[records.AttachmentIndex | None, records.Metad
 def _extras(summary: bytes, index: idx.EpisodeIndex) -> tuple[ExtraTopic, ...]:
     schemas: dict[int, records.Schema] = {}
     channels: dict[int, records.Channel] = {}
-    for opcode, body in _records(summary):
+    for opcode, body in summary_records(summary):
         if opcode == Opcode.SCHEMA:
             schema = records.Schema.read(_stream(body))
             schemas[schema.id] = schema

@@ -28,6 +28,8 @@ from megahour.episode.streams import CameraStream, Picture, Spool, ahead, camera
 from megahour.files import appearing
 
 COMPRESSED_CHUNK_BYTES = 128 * 1024
+MOST_CHUNK_BYTES = 64 * 1024 * 1024
+"""A chunk of cameras ends here even where they do not start anew: it is held in memory, here and by other readers."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,8 @@ class _Writing:
         for _, segment in groupby(heapq.merge(*streams), key=lambda message: message.segment):
             for message in segment:
                 group.add(message)
+                if group.size >= MOST_CHUNK_BYTES:
+                    group.end_chunk()
             if group.size >= self._profile.chunk_bytes:
                 group.end_chunk()
         group.end_chunk()
@@ -256,23 +260,22 @@ def _cuts(streams: Sequence[CameraStream], gop: int) -> NDArray[np.int64]:
     """
     fixed = [stream for stream in streams if stream.codec == "h264" and stream.own_keyframes is not None]
     if fixed:
-        slowest = min(fixed, key=lambda stream: len(stream.camera.times_ns))
-        times_ns: NDArray[np.int64] = np.asarray(slowest.camera.times_ns, np.int64)
+        pace = _slowest([stream.camera for stream in fixed])
+        slowest = next(stream for stream in fixed if stream.camera is pace)
+        times_ns: NDArray[np.int64] = np.asarray(pace.times_ns, np.int64)
         return times_ns[np.flatnonzero(slowest.own_keyframes or ())]
     return segment_starts([stream.camera for stream in streams], gop)
 
 
 def segment_starts(cameras: Sequence[Camera], gop: int) -> NDArray[np.int64]:
-    """Times at which every camera starts anew with a keyframe: each `gop`-th picture of the slowest camera.
+    """Times at which every camera starts anew with a keyframe: each `gop`-th picture of the slowest camera."""
+    return np.asarray(_slowest(cameras).times_ns[::gop], np.int64) if cameras else np.zeros(0, np.int64)
 
-    A camera with less than a quarter of the pictures of another does not count: its pace would make segments too long.
-    """
-    if not cameras:
-        return np.zeros(0, np.int64)
+
+def _slowest(cameras: Sequence[Camera]) -> Camera:
+    """The camera with the fewest pictures, among those with a quarter of the most: others would make segments long."""
     most = max(len(camera.times_ns) for camera in cameras)
-    steady = [camera for camera in cameras if 4 * len(camera.times_ns) >= most]
-    slowest = min(steady, key=lambda camera: len(camera.times_ns))
-    return np.asarray(slowest.times_ns[::gop], np.int64)
+    return min((c for c in cameras if 4 * len(c.times_ns) >= most), key=lambda camera: len(camera.times_ns))
 
 
 def _segments(times_ns: NDArray[np.int64], cuts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -331,7 +334,8 @@ def _series_messages(series: Series, channel: int) -> Iterator[Message]:
 
 
 def _metadata(episode: RawEpisode, facts: EpisodeFacts, profile: Profile) -> dict[str, str]:
-    return {
+    coded = "as it came, or else " if profile.pictures == "as_coded" else ""
+    said = {
         "container_version": str(CONTAINER_VERSION),
         "profile": profile.name,
         "episode_id": facts.episode_id,
@@ -343,5 +347,6 @@ def _metadata(episode: RawEpisode, facts: EpisodeFacts, profile: Profile) -> dic
         "success": "" if facts.success is None else str(facts.success).lower(),
         "attributes": json.dumps(facts.attributes, sort_keys=True, ensure_ascii=False),
         "notes": json.dumps([[note.code, note.text] for note in episode.notes], ensure_ascii=False),
-        "video": f"h264 crf {profile.crf:g} gop {profile.gop} {profile.preset} fastdecode bt601 limited",
+        "video": f"{coded}h264 crf {profile.crf:g} gop {profile.gop} {profile.preset} fastdecode bt601 limited",
     }
+    return {**said, "crc32": idx.said_crc(said)}

@@ -19,7 +19,7 @@ def test_the_figures_and_their_conditions_come_out_together(
 
     target = tmp_path / "figures.json"
     monkeypatch.setattr(sys, "argv", ["it", "--quick", "--json", str(target)])
-    run("walk", "seconds of a walk", measure, ("numpy",))
+    run("walk", "seconds of a walk", measure, ("numpy",), "One side [walks].\nThe other does not.")
     stored = json.loads(target.read_text())
     assert stored["rows"] == [{"phase": "walk", "seconds": 1.5}]
     assert stored["quick"] is True
@@ -29,6 +29,8 @@ def test_the_figures_and_their_conditions_come_out_together(
     assert found["versions"]["numpy"] == installed("numpy")
     printed = " ".join(capsys.readouterr().out.split())
     assert "seconds of a walk" in printed
+    assert "One side [walks]. The other does not." in printed
+    assert stored["sides"] == "One side [walks].\nThe other does not."
     assert found["commit"] in printed
 
 

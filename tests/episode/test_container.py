@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
 from mcap.reader import make_reader
-from mcap.records import Chunk, Message
-from mcap.stream_reader import StreamReader, breakup_chunk
 from mcap_protobuf.decoder import DecoderFactory
 
 from megahour.episode.check import check_bytes, check_episode
-from megahour.episode.h264 import is_keyframe
 from megahour.episode.model import Camera, EpisodeError, Series
 from megahour.episode.profile import MIXED, PROFILES, WORLD
-from megahour.episode.ranges import MemoryBytes
-from megahour.episode.reader import EpisodeReader, open_episode, open_episode_file
+from megahour.episode.reader import open_episode, open_episode_file
 from megahour.episode.writer import WrittenEpisode, write_episode
 from megahour.storage import open_lake, put_file
 from tests.samples import FACTS, camera, pictures, psnr_db, raw_episode, series
-
-
-class CountingBytes(MemoryBytes):
-    """Memory that remembers which ranges were asked for, request by request."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__("memory", data)
-        self.requests: list[list[tuple[int, int]]] = []
-
-    def read(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-        self.requests.append(list(zip(starts, ends, strict=True)))
-        return super().read(starts, ends)
 
 
 @pytest.fixture
@@ -113,38 +95,6 @@ def test_same_input_same_bytes(tmp_path: Path, profile: Any) -> None:
     assert len(written) == 1
 
 
-def test_opening_is_one_read_and_pictures_another(path: Path) -> None:
-    write_episode(path, raw_episode(frames=200, size=(240, 320)), FACTS)
-    source = CountingBytes(path.read_bytes())
-    reader = EpisodeReader(source)
-    assert [len(request) for request in source.requests] == [1]
-    reader.series("state")
-    reader.series("action")
-    assert len(source.requests) == 1, "the tail holds the low-dimensional topics of a small episode"
-    reader.frames("front", [33, 37, 41])
-    assert [len(request) for request in source.requests] == [1, 1]
-    reader.frames("wrist", [33, 37, 41])
-    assert len(source.requests) == 2, "one read serves all cameras of a group"
-    (start, end) = source.requests[1][0]
-    assert end - start < source.size_bytes() / 10
-    reader.frames("front", [0, 150])
-    assert len(source.requests) == 3, "far pictures are ranges of one request"
-
-
-def test_chunks_hold_one_group_and_begin_with_keyframes(path: Path) -> None:
-    write_episode(path, raw_episode(frames=40), FACTS, replace(MIXED, chunk_bytes=1))
-    chunks = [r for r in StreamReader(io.BytesIO(path.read_bytes()), emit_chunks=True).records if isinstance(r, Chunk)]
-    messages = [[r for r in breakup_chunk(chunk) if isinstance(r, Message)] for chunk in chunks]
-    assert [chunk.compression for chunk in chunks] == ["", "", "", "", "zstd"]
-    for inside in messages[:4]:
-        assert [m.log_time for m in inside] == sorted(m.log_time for m in inside)
-        assert {m.channel_id for m in inside} == {1, 2}
-        for channel in (1, 2):
-            units = [CompressedVideo.FromString(m.data).data for m in inside if m.channel_id == channel]
-            assert [is_keyframe(unit) for unit in units] == [True] + [False] * 9
-    assert {m.channel_id for m in messages[4]} == {3, 4}
-
-
 def test_cameras_at_different_rates(path: Path) -> None:
     fast, slow, still = pictures(90, 32, 32, 1), pictures(30, 32, 32, 2), pictures(1, 32, 32, 3)
     episode = replace(
@@ -169,7 +119,7 @@ def test_episode_of_the_lake(tmp_path: Path, path: Path) -> None:
         reader = open_episode(lake, ref.key, size_bytes)
         assert reader.frames("front", [3]).shape == (1, 48, 64, 3)
     assert check_episode(lake, ref.key) == []
-    with pytest.raises(EpisodeError, match=r"no episode episodes/none\.mcap") as caught:
+    with pytest.raises(EpisodeError, match=r"no episode .*episodes/none\.mcap") as caught:
         open_episode(lake, "episodes/none.mcap")
     assert caught.value.reason == "missing"
     assert [problem.reason for problem in check_episode(lake, "episodes/none.mcap")] == ["missing"]

@@ -11,12 +11,14 @@ import av
 import numpy as np
 import pytest
 
-from megahour.episode.h264 import encode, encode_video, is_keyframe, nal_units, scale_frames
+from megahour.episode.h264 import Settings, encode, encode_video, is_keyframe, nal_units, scale_frames
 from megahour.episode.model import EpisodeError
 from megahour.episode.profile import MIXED
 from megahour.episode.reader import open_episode_file
 from megahour.episode.writer import write_episode
-from tests.samples import FACTS, camera, pictures, psnr_db, raw_episode, rgb
+from tests.samples import FACTS, camera, careful_rgb, pictures, psnr_db, raw_episode, rgb
+
+SETTINGS = Settings(rate_hz=30.0, crf=20, preset="veryfast")
 
 
 @pytest.mark.parametrize("size", [(48, 64), (47, 63), (47, 64), (128, 128), (17, 19)])
@@ -54,21 +56,21 @@ def test_another_decoder_sees_the_same_pictures(tmp_path: Path) -> None:
     (tmp_path / "e.h264").write_bytes(b"".join(reader.coded("front", 0, 24)))
     with av.open(str(tmp_path / "e.h264")) as container:
         stream = container.streams.video[0]
-        frames = [rgb(frame) for frame in container.decode(stream)]
+        frames = [careful_rgb(frame) for frame in container.decode(stream)]
         assert stream.codec_context.has_b_frames is False
-    assert min(psnr_db(a, b) for a, b in zip(frames, reader.frames("front", range(24)), strict=True)) > 45
+    assert np.array_equal(reader.frames("front", range(24)), np.stack(frames))
 
 
 def test_keyframes_are_where_asked_and_decode_alone() -> None:
     asked = [i in (0, 3, 4, 17) for i in range(24)]
-    units = list(encode(pictures(24, 48, 64), (48, 64), asked, 30.0, 20, "veryfast"))
+    units = list(encode(pictures(24, 48, 64), (48, 64), asked, SETTINGS))
     assert [unit.keyframe for unit in units] == asked
     assert [is_keyframe(unit.data) for unit in units] == asked
     assert [[nal[0] & 31 for nal in nal_units(unit.data)] for unit in units] == [[7, 8, 5] if k else [1] for k in asked]
 
 
 def test_damaged_structure_is_seen() -> None:
-    units = list(encode(pictures(4, 48, 64), (48, 64), [True, False, False, False], 30.0, 20, "veryfast"))
+    units = list(encode(pictures(4, 48, 64), (48, 64), [True, False, False, False], SETTINGS))
     key, delta = units[0].data, units[1].data
     for wrong in (
         delta + units[2].data,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from megahour.sources.nal import NalError, Watch
+from megahour.episode.nal import NalError, Watch
 
 
 def number(value: int) -> str:
