@@ -131,7 +131,7 @@ def read_range(lake: Lake, key: str, start: int, end: int) -> bytes:
 
 
 def read_ranges(lake: Lake, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-    """Several ranges of one file, neighbours in one request.
+    """Several ranges of one file, each a request of its own, all at once.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -141,7 +141,8 @@ def read_ranges(lake: Lake, key: str, starts: Sequence[int], ends: Sequence[int]
     if not wanted:
         return [b"" for _ in starts]
     try:
-        found = iter(obstore.get_ranges(lake.store, key, starts=[s for s, _ in wanted], ends=[e for _, e in wanted]))
+        starts_ends = {"starts": [s for s, _ in wanted], "ends": [e for _, e in wanted]}
+        found = iter(obstore.get_ranges(lake.store, key, coalesce=0, **starts_ends))
     except BaseError as error:
         ref = head(lake, key)
         if ref is not None and ref.size_bytes < max(end for _, end in wanted):

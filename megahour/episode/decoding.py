@@ -23,7 +23,7 @@ _own = threading.local()
 class Run:
     """Coded pictures of one camera from a keyframe on, and which of them are wanted, at which size.
 
-    `own` is the size of the pictures as they are coded.
+    `own` is the size of the pictures as they are coded. `into` are arrays to write the wanted ones to.
     """
 
     codec: Literal["h264", "jpeg"]
@@ -31,6 +31,7 @@ class Run:
     units: Sequence[bytes]
     wanted: Sequence[bool]
     size: Size
+    into: Sequence[Frames] | None = None
 
 
 def decode(run: Run) -> list[Frames]:
@@ -43,7 +44,7 @@ def decode(run: Run) -> list[Frames]:
     key = run.codec, run.own
     # A decoder that met damage does not come back: who knows what it remembers.
     decoder = decoders.pop(key, None) or Decoder(run.codec, run.own)
-    pictures = decoder.decode(run.units, run.wanted, run.size)
+    pictures = decoder.decode(run.units, run.wanted, run.size, run.into)
     decoders[key] = decoder
     if len(decoders) > MOST_DECODERS:
         decoders.popitem(last=False)

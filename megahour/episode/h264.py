@@ -146,19 +146,20 @@ def _yuv(reformatter: VideoReformatter, picture: Frames, size: Size, target: Siz
     )
 
 
-def _rgb(reformatter: VideoReformatter, frame: Any, size: Size, out: Size | None) -> Frames:
-    """An RGB picture of size `out` from a coded one, whose padding to even sizes is cut off first."""
-    target = out or size
+def _rgb(reformatter: VideoReformatter, frame: Any, size: Size, target: Size, into: Frames | None = None) -> Frames:
+    """An RGB picture of size `target` from a coded one, whose padding to even sizes is cut off first."""
     scaled = target != size
     if scaled and (frame.height, frame.width) != size:
-        frame = av.VideoFrame.from_ndarray(_rgb(reformatter, frame, size, None), format="rgb24")
-    return planar_rgb(reformatter, frame, target if scaled else None, TO_SMALLER_RGB if scaled else FAITHFUL)[
-        : target[0], : target[1]
-    ]
+        frame = av.VideoFrame.from_ndarray(_rgb(reformatter, frame, size, size), format="rgb24")
+    picture = np.empty((*target, 3), np.uint8) if into is None else into
+    planar_rgb(reformatter, frame, target if scaled else None, TO_SMALLER_RGB if scaled else FAITHFUL, picture)
+    return picture
 
 
-def planar_rgb(reformatter: VideoReformatter, frame: Any, size: Size | None, how: Interpolation) -> Frames:
-    """A frame as RGB `(height, width, 3)`, scaled to `size` where one is given.
+def planar_rgb(
+    reformatter: VideoReformatter, frame: Any, size: Size | None, how: Interpolation, into: Frames | None = None
+) -> Frames:
+    """A frame as RGB `(height, width, 3)`, scaled to `size` where one is given; written `into` an array where given.
 
     swscale writes planes two to three times as fast as it writes pixels, for the same values.
     """
@@ -172,15 +173,16 @@ def planar_rgb(reformatter: VideoReformatter, frame: Any, size: Size | None, how
         interpolation=how,
         threads=1,
     )
-    return pixels_of(planes)
+    return pixels_of(planes, into)
 
 
-def pixels_of(planes: Any) -> Frames:
-    """A frame of the format `gbrp` as `(height, width, 3)`."""
-    picture = np.empty((planes.height, planes.width, 3), np.uint8)
+def pixels_of(planes: Any, into: Frames | None = None) -> Frames:
+    """A frame of the format `gbrp` as `(height, width, 3)`; of a smaller array `into` as much as fits."""
+    picture = np.empty((planes.height, planes.width, 3), np.uint8) if into is None else into
+    height, width, _ = picture.shape
     for plane, channel in zip(planes.planes, (1, 2, 0), strict=True):
         rows = np.frombuffer(plane, np.uint8).reshape(plane.height, plane.line_size)
-        picture[:, :, channel] = rows[:, : plane.width]
+        picture[:, :, channel] = rows[:height, :width]
     return picture
 
 
@@ -199,7 +201,7 @@ def scale_frames(frames: Frames, size: Size) -> Frames:
     out = np.empty((len(frames), *size, 3), np.uint8)
     for i, picture in enumerate(frames):
         own: Size = (picture.shape[0], picture.shape[1])
-        out[i] = _rgb(reformatter, _yuv(reformatter, picture, own), own, size)
+        _rgb(reformatter, _yuv(reformatter, picture, own), own, size, out[i])
     return out
 
 
@@ -267,13 +269,17 @@ class Decoder:
         self._codec.options = {"err_detect": "explode"}
         self._reformatter = VideoReformatter()
 
-    def decode(self, units: Sequence[bytes], wanted: Sequence[bool], size: Size) -> list[Frames]:
+    def decode(
+        self, units: Sequence[bytes], wanted: Sequence[bool], size: Size, into: Sequence[Frames] | None = None
+    ) -> list[Frames]:
         """Decode a run of coded pictures that starts with a keyframe; the wanted ones, scaled to `size`, in order.
+
+        `into` are arrays to write them to, as many as are wanted.
 
         Raises:
             EpisodeError: `corrupt` when a unit does not decode to exactly one picture of the camera's size.
         """
-        pictures = []
+        pictures: list[Frames] = []
         try:
             for unit, want in zip(units, wanted, strict=True):
                 frames = self._codec.decode(av.Packet(unit))
@@ -282,21 +288,21 @@ class Decoder:
                 if frames[0].is_corrupt:
                     raise EpisodeError("corrupt", "A coded picture decodes only in part")
                 if want:
-                    pictures.append(self._scaled(frames[0], size))
+                    pictures.append(self._scaled(frames[0], size, None if into is None else into[len(pictures)]))
         except FFmpegError as error:
             raise EpisodeError("corrupt", f"A coded picture does not decode: {error}") from error
         finally:
             self._codec.flush_buffers()
         return pictures
 
-    def _scaled(self, frame: Any, size: Size) -> Frames:
+    def _scaled(self, frame: Any, size: Size, into: Frames | None) -> Frames:
         height, width = self._size
         padded = (height + height % 2, width + width % 2) if self._kind == "h264" else self._size
         if (frame.height, frame.width) != padded:
             raise EpisodeError(
                 "corrupt", f"A picture decoded to {frame.width}x{frame.height}, and its camera has {width}x{height}"
             )
-        return _rgb(self._reformatter, frame, self._size, size)
+        return _rgb(self._reformatter, frame, self._size, size, into)
 
 
 def encode_video(path: Path, frames: Iterable[Frames], rate_hz: float) -> None:

@@ -67,10 +67,10 @@ class Profile:
         raise ProfileError(f"No group of the profile '{self.name}' takes the topic {topic}: end with a group for '*'")
 
 
-FLAT = "aq-mode=0:deadzone-inter=28:deadzone-intra=15"
+FLAT = "aq-mode=0:deadzone-inter=32:deadzone-intra=21"
 """Robots' cameras are noisy: bits that x264 would spend on the noise of flat areas are spent on none."""
 
-VLA = Profile("vla", gop=8, x264="aq-mode=0:deadzone-inter=32:deadzone-intra=21")
+VLA = Profile("vla", gop=8, x264=FLAT)
 """A few frames of every camera beside many states and actions."""
 
 MIXED = Profile("mixed", gop=10, x264=FLAT)

@@ -275,48 +275,52 @@ class EpisodeReader:
 
     def _plan(self, stored: idx.CameraIndex, frames: NDArray[np.int64], size: tuple[int, int] | None) -> _Look:
         """What to fetch and decode for these pictures, and those that are kept already."""
-        look = _Look(stored, size or (stored.height, stored.width))
+        look = _Look(stored, size or (stored.height, stored.width), np.unique(frames))
         absent = []
-        for frame in np.unique(frames).tolist():
+        for place, frame in enumerate(look.unique.tolist()):
             kept = self._cache.get((self._number, stored.channel, look.size, frame))
             if kept is None:
-                absent.append(frame)
+                absent.append((place, frame))
             else:
-                look.pictures[frame] = kept
+                look.pictures[place] = kept
         if absent:
             keys = np.flatnonzero(stored.keyframes)
-            starts = keys[np.searchsorted(keys, absent, side="right") - 1]
+            starts = keys[np.searchsorted(keys, [frame for _, frame in absent], side="right") - 1]
             for start in np.unique(starts).tolist():
-                members = [frame for frame, own in zip(absent, starts, strict=True) if own == start]
-                look.wanted[start] = members
+                look.wanted[start] = [each for each, own in zip(absent, starts, strict=True) if own == start]
         return look
 
     def _decode(self, looks: Sequence[_Look], read: Sequence[Run]) -> None:
         """Fill in the pictures that are not kept, out of what was read."""
-        runs, meant = [], []
+        runs = []
         for look in looks:
             stored = look.stored
             for first, members in look.wanted.items():
-                inside = set(members)
+                inside = {frame for _, frame in members}
+                through = range(first, members[-1][1] + 1)
                 runs.append(
                     decoding.Run(
                         stored.codec,
                         (stored.height, stored.width),
-                        [self._coded(stored, i, read) for i in range(first, members[-1] + 1)],
-                        [i in inside for i in range(first, members[-1] + 1)],
+                        [self._coded(stored, i, read) for i in through],
+                        [i in inside for i in through],
                         look.size,
+                        [look.pictures[place] for place, _ in members],
                     )
                 )
-                meant.append((look, members))
         try:
-            decoded = self._threads.decode(runs) if runs else []
+            if runs:
+                self._threads.decode(runs)
         except EpisodeError as error:
-            names = self._listed(sorted({look.stored.name for look, _ in meant}))
+            names = self._listed(sorted({look.stored.name for look in looks if look.wanted}))
             raise self._error(error.reason, f"pictures of {names}: {error}. {AGAIN}") from error
-        for (look, members), pictures in zip(meant, decoded, strict=True):
-            for frame, picture in zip(members, pictures, strict=True):
-                look.pictures[frame] = picture
-                self._cache.put((self._number, look.stored.channel, look.size, frame), picture, picture.nbytes)
+        for look in looks:
+            for place, frame in (each for members in look.wanted.values() for each in members):
+                picture = look.pictures[place]
+                if self._cache.takes(picture.nbytes):
+                    # A copy: a view would keep the pictures of the whole sample.
+                    key = self._number, look.stored.channel, look.size, frame
+                    self._cache.put(key, picture.copy(), picture.nbytes)
 
     def _coded(self, camera: idx.CameraIndex, i: int, read: Sequence[Run]) -> bytes:
         start, end = int(camera.offsets[i]), int(camera.offsets[i]) + int(camera.lengths[i])
@@ -429,13 +433,17 @@ class EpisodeReader:
 
 
 class _Look:
-    """Pictures of one stored camera at one size: those there are, and those to decode, by their keyframe."""
+    """Pictures of one stored camera at one size: room for each, and those to decode, by their keyframe.
 
-    def __init__(self, stored: idx.CameraIndex, size: tuple[int, int]) -> None:
+    `wanted` holds pairs: a picture's place in `pictures`, its number in the camera.
+    """
+
+    def __init__(self, stored: idx.CameraIndex, size: tuple[int, int], unique: NDArray[np.int64]) -> None:
         self.stored = stored
         self.size = size
-        self.pictures: dict[int, Frames] = {}
-        self.wanted: dict[int, list[int]] = {}
+        self.unique = unique
+        self.pictures = np.empty((len(unique), *size, 3), np.uint8)
+        self.wanted: dict[int, list[tuple[int, int]]] = {}
 
     @property
     def group(self) -> str:
@@ -444,7 +452,7 @@ class _Look:
     @property
     def runs(self) -> list[tuple[int, int]]:
         """First and last picture of what is to be decoded."""
-        return [(first, members[-1]) for first, members in self.wanted.items()]
+        return [(first, members[-1][1]) for first, members in self.wanted.items()]
 
     @property
     def spans(self) -> list[Span]:
@@ -453,10 +461,10 @@ class _Look:
 
     def at(self, frames: NDArray[np.int64]) -> Frames:
         """The pictures of these numbers, `(*frames.shape, height, width, 3)`."""
-        stacked = np.empty((frames.size, *self.size, 3), np.uint8)
-        for i, frame in enumerate(frames.ravel().tolist()):
-            stacked[i] = self.pictures[frame]
-        return stacked.reshape(*frames.shape, *self.size, 3)
+        flat = frames.ravel()
+        in_order = len(flat) == len(self.unique) and bool((flat == self.unique).all())
+        pictures = self.pictures if in_order else self.pictures[np.searchsorted(self.unique, flat)]
+        return pictures.reshape(*frames.shape, *self.size, 3)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ def s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
     names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc")
     s3_names = ("s3.port", "s3.port.grpc")
     options = [f"-{name}={port}" for name, port in zip((*names, *s3_names), ports, strict=True)]
+    # Catalogs that it would serve on fixed ports, one server a machine.
+    options += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
     data = folder / "data"
     data.mkdir()
     common = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.volumeSizeLimitMB=64", "-volume.max=50"]
