@@ -1,45 +1,22 @@
-"""Streams of an episode outside its reader: as faithful pictures, as an MP4, and through the `ffmpeg` program."""
+"""Streams of an episode outside its reader: as an MP4, and through the `ffmpeg` program."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import av
-from av.video.reformatter import Colorspace, VideoReformatter
 
 from benchmarks.rounds import Spent
-from megahour.episode.h264 import FAITHFUL, LIMITED
-from megahour.episode.model import Frames
 from megahour.episode.reader import EpisodeReader
 
 TIME_BASE = Fraction(1, 240_000)
 """Of the MP4s: whole numbers for frames at 80/3 and at 30 Hz."""
 SPENT = re.compile(r"bench: utime=([\d.]+)s stime=([\d.]+)s rtime=([\d.]+)s")
-
-
-def faithful_pictures(reader: EpisodeReader, camera: str) -> Iterator[Frames]:
-    """All pictures of a camera `(height, width, 3)`, with the most exact colours that FFmpeg makes of them."""
-    codec: Any = av.CodecContext.create("h264", "r")
-    codec.thread_count = 1
-    codec.flags |= av.codec.context.Flags.low_delay
-    reformatter = VideoReformatter()
-    for unit in reader.coded(camera, 0, reader.cameras[camera].frames):
-        (frame,) = codec.decode(av.Packet(unit))
-        picture: Any = reformatter.reformat(
-            frame,
-            format="rgb24",
-            src_colorspace=Colorspace.ITU601,
-            src_color_range=LIMITED,
-            interpolation=FAITHFUL,
-            threads=1,
-        )
-        yield picture.to_ndarray()
 
 
 def remux(reader: EpisodeReader, camera: str, path: Path) -> Path:

@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 
 def test_pictures_of_equal_quality_are_found(data: Data, tmp_path: Path) -> None:
-    least_db = quality_db(data, container.own_pictures(data.files["mixed"])) + 2
+    least_db = quality_db(data, container.read_pictures(data.files["mixed"])) + 2
     found, size_bytes, found_db = at_quality(data, MIXED, least_db, tmp_path / "try.mcap", 1.0)
     assert found_db >= least_db
     assert found.crf < MIXED.crf

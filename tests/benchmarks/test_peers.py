@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import peers as benchmark
 from benchmarks.patterns import SIZE, VLA, moments
-from benchmarks.peers import OURS, PEERS, PLAIN, VARIANT, Peer, Streams, fits, look, one_by_one, peers, written
+from benchmarks.peers import OURS, PEERS, SMALL, VARIANT, Peer, Streams, fits, look, one_by_one, peers, written
 from infra.laptop.peers import FOLDER
 from megahour.episode.model import RawEpisode
 from megahour.episode.profile import MIXED, WORLD, Rendition
@@ -56,9 +56,9 @@ def peer(streams: Streams) -> Iterator[Peer]:
 def test_a_profile_with_a_rendition_is_also_read_without(tmp_path: Path) -> None:
     episode = raw_episode(frames=12, size=(256, 256), cameras=("a",))
     streams = written(tmp_path / "small", replace(MIXED, rendition=Rendition(*SIZE)), [episode])
-    assert set(streams.sides) == {OURS, PLAIN}
-    assert streams.sides[PLAIN] == streams.plain
-    assert open_episode_file(streams.sides[OURS][0]).cameras["a"].renditions == (SIZE,)
+    assert set(streams.sides) == {OURS, SMALL}
+    assert streams.sides[OURS] == streams.plain
+    assert open_episode_file(streams.sides[SMALL][0]).cameras["a"].renditions == (SIZE,)
     assert not open_episode_file(streams.plain[0]).cameras["a"].renditions
     assert [set(videos) for videos in streams.videos] == [{"a"}]
 
