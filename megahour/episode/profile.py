@@ -85,7 +85,7 @@ FAITHFUL = Profile(
     crf=17.5,
     x264="aq-mode=0:chroma-qp-offset=-3:subme=9:psy-rd=0,0:no-deblock=0:cabac=1:trellis=1",
 )
-"""As close to the camera as JPEG of quality 90; twice the work to decode, and to encode."""
+"""Within 1 dB of JPEG of quality 90; two to three times the work to decode."""
 
 PROFILES = {profile.name: profile for profile in (VLA, MIXED, WORLD, FAITHFUL)}
 
