@@ -242,6 +242,8 @@ class EpisodeReader:
         if name not in self._full:
             raise self._error("no_topic", f"there is no camera '{name}', only {self._listed(self._full)}")
         if size is not None:
+            if min(size) < 1:
+                raise self._error("out_of_range", f"pictures of {size[1]}x{size[0]} pixels cannot be made")
             for each in self._small:
                 if each.rendition_of == name and each.height >= size[0] and each.width >= size[1]:
                     return each

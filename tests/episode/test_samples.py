@@ -21,7 +21,7 @@ from megahour.episode.decoding import Run, Threads
 from megahour.episode.model import Camera, EpisodeError, Frames, RawEpisode, Series
 from megahour.episode.profile import MIXED, Rendition
 from megahour.episode.ranges import MemoryBytes
-from megahour.episode.reader import EpisodeReader
+from megahour.episode.reader import EpisodeReader, open_episode_file
 from megahour.episode.sample import Pictures, Query, Rows, Sample, SeriesQuery, rows_at
 from megahour.episode.writer import write_episode
 from tests.samples import FACTS, camera, jittered_ns, number_of, numbered, raw_episode, series
@@ -356,3 +356,11 @@ def test_samples_of_any_size_show_the_same_pictures(tmp_path: Path, rendition: R
         found = reader.sample(1_500 * MS, Query({"a": (-500 * MS, 0, 400 * MS)}, size))
         assert found.pictures["a"].frames.shape[1:3] == (size or (48, 64))
         assert_pictures(found.pictures["a"], EPISODE.cameras[0], 1_500 * MS, (-500 * MS, 0, 400 * MS), "nearest")
+
+
+def test_a_size_that_cannot_be_is_told(tmp_path: Path) -> None:
+    write_episode(tmp_path / "e.mcap", raw_episode(3), FACTS)
+    reader = open_episode_file(tmp_path / "e.mcap")
+    with pytest.raises(EpisodeError, match="pictures of 5x0 pixels cannot be made") as caught:
+        reader.sample(0, Query({"front": (0,)}, (0, 5)))
+    assert caught.value.reason == "out_of_range"
