@@ -63,7 +63,6 @@ ALIKE = 8.0
 """Mean difference of two sides' pictures, of 255, from which they are not the same pictures."""
 
 Sample = Callable[[int], Found]
-Open = Callable[[ByteSource, RawEpisode], EpisodeReader | StockReader]
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,7 @@ class EpisodeReader:
         self._small = [camera for camera in self.index.cameras if camera.rendition_of]
         self.cameras = {name: self._info(camera) for name, camera in self._full.items()}
         self._periods: dict[str, float] = {}
+        self._chunks: dict[str, _Chunks] = {}
         self._hold("tail", tail.read)
 
     def __reduce__(self) -> tuple[type[EpisodeReader], tuple[ByteSource, int, None, Threads]]:
@@ -191,7 +192,8 @@ class EpisodeReader:
         key = self._number, "series", name
         found: Series | None = self._cache.get(key)
         if found is None:
-            look = self._plan_chunks(self._series(name), slice(None))
+            series = self._series(name)
+            look = self._plan_chunks(series, range(len(self._chunks_of(series).all)))
             times_ns, values = self._rows(look, self._fetch(_spans([look])))
             found = Series(name, times_ns, values, look.series.names)
             self._cache.put(key, found, values.nbytes + times_ns.nbytes)
@@ -338,23 +340,28 @@ class EpisodeReader:
     # values
 
     def _plan_rows(self, name: str, moments: NDArray[np.int64], wanted: SeriesQuery) -> _Values:
-        """The chunks around all moments: with the rows before the first wanted time and after the last."""
+        """The chunks around each moment: with the row before its first wanted time and the one after its last."""
         series = self._series(name)
         if not wanted.offsets_ns:
             raise self._error("out_of_range", f"a query of '{name}' asks for no times")
-        spans = [chunk.channels[series.channel] for chunk in self._chunks_of(series)]
-        since = int(moments.min()) + min(wanted.offsets_ns)
-        until = int(moments.max()) + max(wanted.offsets_ns)
-        first = max(0, int(np.searchsorted([start for _, _, start, _ in spans], since, side="right")) - 1)
-        end = min(len(spans) - 1, int(np.searchsorted([end for _, _, _, end in spans], until)))
-        return self._plan_chunks(series, slice(min(first, end), max(first, end) + 1))
+        chunks = self._chunks_of(series)
+        first = np.searchsorted(chunks.starts_ns, moments + min(wanted.offsets_ns), side="right") - 1
+        last_chunk = np.searchsorted(chunks.ends_ns, moments + max(wanted.offsets_ns))
+        # Outside of the series both are the chunk at its edge.
+        first, last_chunk = first.clip(0), last_chunk.clip(max=len(chunks.all) - 1)
+        spans = zip(np.minimum(first, last_chunk).tolist(), np.maximum(first, last_chunk).tolist(), strict=True)
+        return self._plan_chunks(series, sorted({i for low, high in spans for i in range(low, high + 1)}))
 
-    def _plan_chunks(self, series: idx.SeriesIndex, which: slice) -> _Values:
-        chunks = self._chunks_of(series)[which]
+    def _plan_chunks(self, series: idx.SeriesIndex, which: Sequence[int]) -> _Values:
+        chunks = [self._chunks_of(series).all[i] for i in which]
         return _Values(series, {chunk: self._cache.get((self._number, "chunk", chunk.offset)) for chunk in chunks})
 
-    def _chunks_of(self, series: idx.SeriesIndex) -> list[idx.ChunkIndex]:
-        return [chunk for chunk in self.index.chunks if series.channel in chunk.channels]
+    def _chunks_of(self, series: idx.SeriesIndex) -> _Chunks:
+        if series.name not in self._chunks:
+            chunks = [chunk for chunk in self.index.chunks if series.channel in chunk.channels]
+            spans = np.array([chunk.channels[series.channel][2:] for chunk in chunks], np.int64)
+            self._chunks[series.name] = _Chunks(chunks, spans[:, 0], spans[:, 1])
+        return self._chunks[series.name]
 
     def _rows(self, look: _Values, read: Sequence[Run]) -> tuple[TimesNs, NDArray[np.floating]]:
         """Times and values of a series in its chunks."""
@@ -467,6 +474,15 @@ class _Look:
         in_order = len(flat) == len(self.unique) and bool((flat == self.unique).all())
         pictures = self.pictures if in_order else self.pictures[np.searchsorted(self.unique, flat)]
         return pictures.reshape(*frames.shape, *self.size, 3)
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """The chunks of one series in order, and the times of its first and last row in each, `(n,)`."""
+
+    all: list[idx.ChunkIndex]
+    starts_ns: TimesNs
+    ends_ns: TimesNs
 
 
 @dataclass(frozen=True)

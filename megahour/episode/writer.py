@@ -347,6 +347,6 @@ def _metadata(episode: RawEpisode, facts: EpisodeFacts, profile: Profile) -> dic
         "success": "" if facts.success is None else str(facts.success).lower(),
         "attributes": json.dumps(facts.attributes, sort_keys=True, ensure_ascii=False),
         "notes": json.dumps([[note.code, note.text] for note in episode.notes], ensure_ascii=False),
-        "video": f"{coded}h264 crf {profile.crf:g} gop {profile.gop} {profile.preset} fastdecode bt601 limited",
+        "video": f"{coded}h264 crf {profile.crf:g} gop {profile.gop} {profile.preset} bt601 limited",
     }
     return {**said, "crc32": idx.said_crc(said)}

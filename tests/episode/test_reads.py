@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megahour.episode import reader as reader_room
 from megahour.episode import reader as reading
 from megahour.episode import tail
 from megahour.episode.model import EpisodeError, RawEpisode
@@ -155,6 +156,20 @@ def test_only_the_chunks_around_a_moment_are_read(one: Path) -> None:
     reader, source = cold(one)
     reader.sample(end + 1, Query(series={"state": SeriesQuery((0,), "linear")}))
     assert source.reads == [[(chunks[2].offset, chunks[3].offset + chunks[3].size_bytes)]]
+
+
+def test_of_moments_far_apart_what_lies_between_is_not_read(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_room, "GAP_BYTES", 0)
+    reader, source = cold(one)
+    chunks = [chunk for chunk in reader.index.chunks if chunk.group == "control"]
+    channel = next(series.channel for series in reader.index.series if series.name == "state")
+    moments = [(chunks[i].channels[channel][2] + chunks[i].channels[channel][3]) // 2 for i in (3, 0)]
+    query = Query(series={"state": SeriesQuery((0,), "linear")})
+    apart = reader.samples(moments, query)
+    assert source.reads == [[(chunks[i].offset, chunks[i].offset + chunks[i].size_bytes) for i in (0, 3)]]
+    for moment, sample in zip(moments, apart, strict=True):
+        alone = cold(one)[0].sample(moment, query)
+        assert np.array_equal(sample.series["state"].values, alone.series["state"].values)
 
 
 def test_partial_reads_equal_the_whole(one: Path) -> None:

@@ -349,7 +349,7 @@ class _Video:
         self._decoder: video.Decoder | None = None
         self._pushed, self._good = array("q"), _Sizes()
         self._seen: set[int] = set()
-        self._first, self._kinds = b"", 0
+        self._first = b""
         self._bits = 8
         self._is_storable = True
 
