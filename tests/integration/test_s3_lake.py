@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -91,8 +91,8 @@ def _append_all(uri: str, writer: int) -> int:
 
 
 def test_processes_that_race_write_each_append_once(lake: Lake) -> None:
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        written = pool.starmap(_append_all, [(lake.uri, writer) for writer in range(3)])
+    with ProcessPoolExecutor(3, multiprocessing.get_context("spawn")) as pool:
+        written = list(pool.map(_append_all, [lake.uri] * 3, range(3)))
     assert sum(written) == 6
     found = query(lake, "SELECT count(*) AS n, count(DISTINCT key) AS keys FROM raw_episodes").to_pylist()
     assert found == [{"n": 6, "keys": 6}]

@@ -43,7 +43,12 @@ def test_an_interrupted_call_leaves_no_process() -> None:
     stop = Stop()
     log = logging.Logger("interrupted")
     log.addHandler(stop)
-    script = "import os, json, time; print(json.dumps({'pid': os.getpid()}), flush=True); time.sleep(60)"
+    script = """
+import json, os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the caller of these tests ignores
+print(json.dumps({"pid": os.getpid()}), flush=True)
+time.sleep(60)
+"""
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         stream(python(script), log)

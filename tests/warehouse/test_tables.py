@@ -1,6 +1,7 @@
 """Tables: an append happens once, whoever repeats it and however many write at the same time."""
 
 import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,9 @@ def _append_all(uri: str, writer: int, start: Any) -> int:
 
 def test_processes_that_race_on_a_new_table_write_each_append_once(lake: Lake) -> None:
     context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager, context.Pool(WRITERS) as pool:
+    with context.Manager() as manager, ProcessPoolExecutor(WRITERS, context) as pool:
         start = manager.Barrier(WRITERS)
-        written = pool.starmap(_append_all, [(lake.uri, writer, start) for writer in range(WRITERS)])
+        written = list(pool.map(_append_all, [lake.uri] * WRITERS, range(WRITERS), [start] * WRITERS))
     assert sum(written) == 5 + 5 * WRITERS
     assert count(lake) == 5 + 5 * WRITERS
     rows = query(lake, "SELECT count(DISTINCT episode_id) FROM raw_episodes")[0][0].as_py()
