@@ -17,9 +17,9 @@ it uses, the stock reader does not.
 
 Unitree G1: real, 1 camera of 640x480 and 26 states and actions, all at 30 Hz. Simulator: Meta-World, 3 cameras of
 640x480 at 26.7 Hz, 4 states and actions at 80 Hz; on each picture the noise of a sensor behind a Bayer filter, standard
-deviation 3 of 255. PSNR is in RGB against what was written, JPEG decoded by Pillow, ours as the reader gives pictures,
-at their full size. `world+224` is the profile `world` with a rendition of 224x224. The far store is SeaweedFS behind a
-proxy that holds each answer back for 20 ms and lets 100 MB/s through, all requests together.
+deviation 3 of 255. PSNR is in RGB against what was written, at full size; both sides interpolate colours (JPEG by
+Pillow, ours with `chroma="smooth"`). `world+224` is the profile `world` with a rendition of 224x224. The far store is
+SeaweedFS behind a proxy that holds each answer back for 20 ms and lets 100 MB/s through, all requests together.
 """
 
 from __future__ import annotations
@@ -213,12 +213,12 @@ def jpeg_pictures(number: int, camera: Camera) -> Iterator[Frames]:
 
 
 def read_pictures(paths: Sequence[Path]) -> Seen:
-    """Pictures as the reader gives them."""
+    """Pictures as the reader gives them, colours interpolated."""
 
     def seen(number: int, camera: Camera) -> Iterator[Frames]:
         reader = open_episode_file(paths[number])
         for index in range(0, len(camera.times_ns), PSNR_STEP):
-            yield reader.frames(camera.name, [index])[0]
+            yield reader.frames(camera.name, [index], chroma="smooth")[0]
 
     return seen
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import ROOT
+from megahour.episode.h264 import scale_frames
 from megahour.episode.model import Camera, EpisodeFacts, Frames, RawEpisode, Series
 from megahour.files import write_atomically
 from megahour.settings import Settings
@@ -86,6 +87,19 @@ def simulated(count: int, frames: int = MOST_FRAMES) -> tuple[RawEpisode, ...]:
             _simulate(TASKS[number % len(TASKS)], number, frames, folder)
         episodes.append(_simulated_episode(folder))
     return tuple(episodes)
+
+
+def at_size(episode: RawEpisode, size: tuple[int, int]) -> RawEpisode:
+    """The same episode as if its cameras had recorded at `size` (height, width)."""
+
+    def small(camera: Camera) -> Camera:
+        def frames() -> Iterator[Frames]:
+            for picture in camera.frames():
+                yield scale_frames(picture[None], size)[0]
+
+        return replace(camera, height=size[0], width=size[1], frames=frames, coded=None)
+
+    return replace(episode, cameras=tuple(small(camera) for camera in episode.cameras))
 
 
 def _simulate(task: str, seed: int, frames: int, folder: Path) -> None:

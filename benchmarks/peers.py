@@ -5,10 +5,11 @@ video readers out of an MP4 into which the streams were put without coding them 
 the same core as ours, in turns. Compared is CPU time; the gain by the clock is beside it.
 
 *224x224*: everyone gives pictures of training size, torchcodec scaled by its decoder, LeRobot by `interpolate` as its
-policies do. *640x480*: everyone gives pictures as they are. Peers read pictures alone, so ours do too; *with rows* is
-ours with states and actions, which theirs lack. Nothing is kept between two calls but what is open: ours keeps no
-picture and no byte, theirs their decoders. *Rendition* is ours out of an episode that holds its cameras a second time
-at 224x224: less work, and another stream than the others read.
+policies do. *As they are*: nobody scales. The simulator is there twice, the second time as if it had been recorded at
+224x224. Peers read pictures alone, so ours do too; *with rows* is ours with states and actions, which theirs lack.
+Nothing is kept between two calls but what is open: ours keeps no picture and no byte, theirs their decoders.
+*Rendition* is ours out of an episode that holds its cameras a second time at 224x224: less work, and another stream
+than the others read.
 
 *Shuffled epoch*: several samples per GOP, at random places. Ours takes those of a GOP in one call, GOPs in random
 order. The others read the same samples in that order and in full random order; their better one counts.
@@ -32,7 +33,7 @@ from typing import IO, Any
 import numpy as np
 
 from benchmarks.decode import ffmpeg, remux
-from benchmarks.episodes import MOST_FRAMES, facts, real_robot, simulated
+from benchmarks.episodes import MOST_FRAMES, at_size, facts, real_robot, simulated
 from benchmarks.patterns import SIZE, VLA, WORLD_ACTION, Pattern, moments, query
 from benchmarks.report import ROOT, Row, run
 from benchmarks.rounds import Spent, medians, one_core, timed
@@ -74,6 +75,11 @@ class Streams:
     plain: tuple[Path, ...]
     videos: tuple[dict[str, Path], ...]
     sides: dict[str, tuple[Path, ...]]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the cameras have the size of training already, so that nobody scales."""
+        return all((c.height, c.width) == SIZE for episode in self.episodes for c in episode.cameras)
 
     def indices(self, pattern: Pattern, task: Task) -> dict[str, list[int]]:
         """The pictures of a sample, by camera. All cameras of these episodes have the same times."""
@@ -117,15 +123,14 @@ def measure(quick: bool) -> list[Row]:
     """Samples per second of everyone, and our decoder beside the program `ffmpeg`."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="megahour-peers-") as name, one_core():
-        inputs = {
-            "simulator": simulated(*((1, 90) if quick else (2, MOST_FRAMES))),
-            "Unitree G1": real_robot(1 if quick else 2),
-        }
+        simulator = simulated(*((1, 90) if quick else (2, MOST_FRAMES)))
+        inputs = {"simulator": simulator, "simulator at 224x224": tuple(at_size(each, SIZE) for each in simulator)}
+        if not quick:
+            inputs["Unitree G1"] = real_robot(2)
         for data, episodes in inputs.items():
-            if quick and data != "simulator":
-                continue
-            for plain in (MIXED,) if quick else (VLA_PROFILE, MIXED, WORLD):
-                profile = replace(plain, rendition=RENDITION)
+            small = episodes[0].cameras[0].height <= SIZE[0]
+            for plain in (MIXED,) if quick or small else (VLA_PROFILE, MIXED, WORLD):
+                profile = plain if small else replace(plain, rendition=RENDITION)
                 folder = Path(name) / data / profile.name
                 rows += of_streams(data, written(folder, profile, episodes), quick)
     return rows
@@ -221,10 +226,13 @@ def singles(data: str, streams: Streams, pattern: Pattern, peer: Peer, quick: bo
     asked = [{"file": task[0], "cameras": streams.indices(pattern, task)} for task in tasks]
     target = 1.5 if pattern is VLA else 2.0
     rows = []
-    for resize in (True,) if quick else (True, False):
+    resizes = (
+        (False,) if streams.is_small else (True,) if quick or streams.profile.name != MIXED.name else (True, False)
+    )
+    for resize in resizes:
         size = SIZE if resize else None
         ours = {side: one_by_one(streams, paths, pattern, size) for side, paths in streams.sides.items()}
-        if resize:
+        if resize or streams.is_small:
             ours[WITH_ROWS] = one_by_one(streams, streams.sides[OURS], pattern, size, rows=True)
         else:
             ours.pop(SMALL, None)
@@ -234,9 +242,9 @@ def singles(data: str, streams: Streams, pattern: Pattern, peer: Peer, quick: bo
         sides |= {name: partial(peer.spent, name, resize, asked) for name in (*PEERS, VARIANT)}
         spent = medians(sides, rounds)
         best = min(PEERS, key=lambda name: spent[name].cpu_ms)
-        claim = f"{pattern.name} sample, {'224x224' if resize else '640x480'}"
+        claim = f"{pattern.name} sample, {'224x224' if resize else 'as they are'}"
         for name in (*PEERS, VARIANT):
-            goal = target if name == best and resize else None
+            goal = target if name == best and resize is not streams.is_small else None
             rows.append(_row(data, claim, streams, OURS, name, spent[OURS], spent[name], goal))
         for side in ours.keys() - {OURS}:
             rows.append(
@@ -287,7 +295,7 @@ def look(
 
 def epoch(data: str, streams: Streams, peer: Peer, quick: bool) -> list[Row]:
     """Several samples out of each GOP, at random places."""
-    rounds = 1 if quick else 3
+    rounds, resize = 1 if quick else 3, not streams.is_small
     random = np.random.default_rng(0)
     groups: list[tuple[int, list[int]]] = []
     for number, reader in enumerate(opened(streams.plain)):
@@ -303,7 +311,7 @@ def epoch(data: str, streams: Streams, peer: Peer, quick: bool) -> list[Row]:
     times = [episode.cameras[0].times_ns for episode in streams.episodes]
 
     def ours(paths: Sequence[Path]) -> Callable[[], Spent]:
-        readers, queries = opened(paths), questions(streams, VLA, SIZE, rows=False)
+        readers, queries = opened(paths), questions(streams, VLA, SIZE if resize else None, rows=False)
 
         def read(group: tuple[int, list[int]]) -> list[Sample]:
             number, frames = group
@@ -317,12 +325,12 @@ def epoch(data: str, streams: Streams, peer: Peer, quick: bool) -> list[Row]:
 
     sides: dict[str, Callable[[], Spent]] = {side: ours(paths) for side, paths in streams.sides.items()}
     for name in PEERS:
-        sides[f"{name}, shuffled"] = partial(peer.spent, name, True, shuffled)
-        sides[f"{name}, GOP by GOP"] = partial(peer.spent, name, True, asked)
+        sides[f"{name}, shuffled"] = partial(peer.spent, name, resize, shuffled)
+        sides[f"{name}, GOP by GOP"] = partial(peer.spent, name, resize, asked)
     spent = medians(sides, rounds)
     theirs = [name for name in sides if name not in streams.sides]
     best = min(theirs, key=lambda name: spent[name].cpu_ms)
-    claim = f"shuffled epoch, {PER_GOP} VLA samples per GOP, 224x224"
+    claim = f"shuffled epoch, {PER_GOP} VLA samples per GOP, {'224x224' if resize else 'as they are'}"
     rows = [
         _row(data, claim, streams, OURS, name, spent[OURS], spent[name], 3.0 if name == best else None)
         for name in theirs

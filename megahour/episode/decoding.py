@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megahour.episode.h264 import Decoder, Size
-from megahour.episode.model import Frames
+from megahour.episode.model import Chroma, Frames
 
 MOST_DECODERS = 8
 """Per thread. One of 640x480 holds some 2 MB."""
@@ -31,6 +31,7 @@ class Run:
     units: Sequence[bytes]
     wanted: Sequence[bool]
     size: Size
+    chroma: Chroma = "nearest"
     into: Sequence[Frames] | None = None
 
 
@@ -44,7 +45,7 @@ def decode(run: Run) -> list[Frames]:
     key = run.codec, run.own
     # A decoder that met damage does not come back: who knows what it remembers.
     decoder = decoders.pop(key, None) or Decoder(run.codec, run.own)
-    pictures = decoder.decode(run.units, run.wanted, run.size, run.into)
+    pictures = decoder.decode(run.units, run.wanted, run.size, run.chroma, run.into)
     decoders[key] = decoder
     if len(decoders) > MOST_DECODERS:
         decoders.popitem(last=False)

@@ -15,7 +15,7 @@ from av.error import FFmpegError
 from av.video.frame import PictureType
 from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
 
-from megahour.episode.model import EpisodeError, Frames
+from megahour.episode.model import Chroma, EpisodeError, Frames
 from megahour.files import appearing
 
 Size = tuple[int, int]
@@ -33,6 +33,8 @@ TO_SMALLER_RGB = Interpolation.AREA | Interpolation.ACCURATE_RND | Interpolation
 FAITHFUL = (
     Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INP | Interpolation.FULL_CHR_H_INT
 )
+REPEATABLE = ("yuv420p", "yuvj420p", "yuv422p", "yuvj422p")
+"""What swscale has its fast conversion for, on even heights and without `ACCURATE_RND`."""
 
 
 @dataclass(frozen=True)
@@ -146,13 +148,40 @@ def _yuv(reformatter: VideoReformatter, picture: Frames, size: Size, target: Siz
     )
 
 
-def _rgb(reformatter: VideoReformatter, frame: Any, size: Size, target: Size, into: Frames | None = None) -> Frames:
+def _rgb(
+    reformatter: VideoReformatter,
+    frame: Any,
+    size: Size,
+    target: Size,
+    chroma: Chroma = "nearest",
+    into: Frames | None = None,
+) -> Frames:
     """An RGB picture of size `target` from a coded one, whose padding to even sizes is cut off first."""
     scaled = target != size
     if scaled and (frame.height, frame.width) != size:
-        frame = av.VideoFrame.from_ndarray(_rgb(reformatter, frame, size, size), format="rgb24")
+        frame = av.VideoFrame.from_ndarray(_rgb(reformatter, frame, size, size, "smooth"), format="rgb24")
+    if not scaled and chroma == "nearest" and frame.format.name in REPEATABLE and frame.height % 2 == 0:
+        return _packed_rgb(reformatter, frame, target, into)
     picture = np.empty((*target, 3), np.uint8) if into is None else into
     planar_rgb(reformatter, frame, target if scaled else None, TO_SMALLER_RGB if scaled else FAITHFUL, picture)
+    return picture
+
+
+def _packed_rgb(reformatter: VideoReformatter, frame: Any, size: Size, into: Frames | None) -> Frames:
+    """A frame's upper left `size` as RGB, each colour repeated: the one conversion to pixels that swscale has fast."""
+    height, width = size
+    pixels: Any = reformatter.reformat(
+        frame,
+        format="rgb24",
+        src_colorspace=Colorspace.ITU601,
+        src_color_range=_range_of(frame.format.name),
+        interpolation=Interpolation.BICUBIC,
+        threads=1,
+    )
+    (plane,) = pixels.planes
+    rows = np.frombuffer(plane, np.uint8).reshape(plane.height, plane.line_size)
+    picture = np.empty((height, width, 3), np.uint8) if into is None else into
+    picture[:] = rows[:height, : 3 * width].reshape(height, width, 3)
     return picture
 
 
@@ -201,7 +230,7 @@ def scale_frames(frames: Frames, size: Size) -> Frames:
     out = np.empty((len(frames), *size, 3), np.uint8)
     for i, picture in enumerate(frames):
         own: Size = (picture.shape[0], picture.shape[1])
-        _rgb(reformatter, _yuv(reformatter, picture, own), own, size, out[i])
+        _rgb(reformatter, _yuv(reformatter, picture, own), own, size, into=out[i])
     return out
 
 
@@ -270,7 +299,12 @@ class Decoder:
         self._reformatter = VideoReformatter()
 
     def decode(
-        self, units: Sequence[bytes], wanted: Sequence[bool], size: Size, into: Sequence[Frames] | None = None
+        self,
+        units: Sequence[bytes],
+        wanted: Sequence[bool],
+        size: Size,
+        chroma: Chroma = "nearest",
+        into: Sequence[Frames] | None = None,
     ) -> list[Frames]:
         """Decode a run of coded pictures that starts with a keyframe; the wanted ones, scaled to `size`, in order.
 
@@ -288,21 +322,22 @@ class Decoder:
                 if frames[0].is_corrupt:
                     raise EpisodeError("corrupt", "A coded picture decodes only in part")
                 if want:
-                    pictures.append(self._scaled(frames[0], size, None if into is None else into[len(pictures)]))
+                    place = None if into is None else into[len(pictures)]
+                    pictures.append(self._scaled(frames[0], size, chroma, place))
         except FFmpegError as error:
             raise EpisodeError("corrupt", f"A coded picture does not decode: {error}") from error
         finally:
             self._codec.flush_buffers()
         return pictures
 
-    def _scaled(self, frame: Any, size: Size, into: Frames | None) -> Frames:
+    def _scaled(self, frame: Any, size: Size, chroma: Chroma, into: Frames | None) -> Frames:
         height, width = self._size
         padded = (height + height % 2, width + width % 2) if self._kind == "h264" else self._size
         if (frame.height, frame.width) != padded:
             raise EpisodeError(
                 "corrupt", f"A picture decoded to {frame.width}x{frame.height}, and its camera has {width}x{height}"
             )
-        return _rgb(self._reformatter, frame, self._size, size, into)
+        return _rgb(self._reformatter, frame, self._size, size, chroma, into)
 
 
 def encode_video(path: Path, frames: Iterable[Frames], rate_hz: float) -> None:

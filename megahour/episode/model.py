@@ -16,6 +16,10 @@ Frames = NDArray[np.uint8]
 TimesNs = NDArray[np.int64]
 """Times in nanoseconds, `(n,)`, strictly increasing, from the episode's own start or the Unix epoch."""
 
+Chroma = Literal["nearest", "smooth"]
+"""Colour of pictures at their coded size, which holds one value for 2x2 pixels: repeated, as decoders do, or
+interpolated: 0.4 to 1.3 dB nearer to what was coded, for 6 times the work."""
+
 
 @dataclass(frozen=True)
 class Coded:

@@ -22,7 +22,7 @@ from megahour.episode.chunks import ChunkMessages, chunk_messages
 from megahour.episode.container import MESSAGE_HEAD
 from megahour.episode.decoding import Threads
 from megahour.episode.joints import from_messages
-from megahour.episode.model import EpisodeError, EpisodeFacts, ExtraMessage, Frames, Series, TimesNs
+from megahour.episode.model import Chroma, EpisodeError, EpisodeFacts, ExtraMessage, Frames, Series, TimesNs
 from megahour.episode.ranges import ByteSource, FileBytes, MappedBytes, lake_bytes
 from megahour.episode.sample import Pictures, Query, Sample, SeriesQuery, last, near_enough, nearest, rows_at
 from megahour.episode.tail import AGAIN, Run, open_tail, read_exactly
@@ -136,7 +136,10 @@ class EpisodeReader:
         if not len(moments):
             return []
         found = {name: self._moments(name, moments, offsets, query.pick) for name, offsets in query.cameras.items()}
-        looks = [self._plan(self._stored(name, query.size), frames, query.size) for name, (frames, _) in found.items()]
+        looks = [
+            self._plan(self._stored(name, query.size), frames, query.size, query.chroma)
+            for name, (frames, _) in found.items()
+        ]
         values = {name: self._plan_rows(name, moments, wanted) for name, wanted in query.series.items()}
         read = self._fetch(_spans([*looks, *values.values()]))
         self._decode(looks, read)
@@ -157,13 +160,19 @@ class EpisodeReader:
             for i, moment in enumerate(moments)
         ]
 
-    def frames(self, camera: str, indices: Sequence[int], size: tuple[int, int] | None = None) -> Frames:
+    def frames(
+        self,
+        camera: str,
+        indices: Sequence[int],
+        size: tuple[int, int] | None = None,
+        chroma: Chroma = "nearest",
+    ) -> Frames:
         """The pictures of `camera` at `indices`, in that order, `(n, height, width, 3)` uint8 RGB.
 
         `size` is (height, width): pictures are scaled by area averaging while they are converted from YUV, out of a
-        rendition that is no smaller, where there is one. One request fetches the bytes from the keyframe before the
-        first picture to the last one, of all cameras of the group: asking the next camera for the same moments reads
-        nothing.
+        rendition that is no smaller, where there is one. `chroma` matters where they are not scaled. One request
+        fetches the bytes from the keyframe before the first picture to the last one, of all cameras of the group:
+        asking the next camera for the same moments reads nothing.
 
         Raises:
             EpisodeError: `no_topic`, `out_of_range`, `missing`, `truncated` or `corrupt`.
@@ -178,7 +187,7 @@ class EpisodeReader:
             )
         if not len(wanted):
             return np.empty((0, *(size or (stored.height, stored.width)), 3), np.uint8)
-        look = self._plan(stored, wanted, size)
+        look = self._plan(stored, wanted, size, chroma)
         read = self._fetch(_merged([self._group_span(stored, *run) for run in look.runs]))
         self._decode([look], read)
         return look.at(wanted)
@@ -277,12 +286,14 @@ class EpisodeReader:
         valid = near_enough(times, frames, wanted, self._periods[name])
         return frames, valid if pick == "nearest" else valid & (times[frames] <= wanted)
 
-    def _plan(self, stored: idx.CameraIndex, frames: NDArray[np.int64], size: tuple[int, int] | None) -> _Look:
+    def _plan(
+        self, stored: idx.CameraIndex, frames: NDArray[np.int64], size: tuple[int, int] | None, chroma: Chroma
+    ) -> _Look:
         """What to fetch and decode for these pictures, and those that are kept already."""
-        look = _Look(stored, size or (stored.height, stored.width), np.unique(frames))
+        look = _Look(stored, size or (stored.height, stored.width), chroma, np.unique(frames))
         absent = []
         for place, frame in enumerate(look.unique.tolist()):
-            kept = self._cache.get((self._number, stored.channel, look.size, frame))
+            kept = self._cache.get((self._number, *look.key, frame))
             if kept is None:
                 absent.append((place, frame))
             else:
@@ -309,6 +320,7 @@ class EpisodeReader:
                         [self._coded(stored, i, read) for i in through],
                         [i in inside for i in through],
                         look.size,
+                        look.chroma,
                         [look.pictures[place] for place, _ in members],
                     )
                 )
@@ -323,8 +335,7 @@ class EpisodeReader:
                 picture = look.pictures[place]
                 if self._cache.takes(picture.nbytes):
                     # A copy: a view would keep the pictures of the whole sample.
-                    key = self._number, look.stored.channel, look.size, frame
-                    self._cache.put(key, picture.copy(), picture.nbytes)
+                    self._cache.put((self._number, *look.key, frame), picture.copy(), picture.nbytes)
 
     def _coded(self, camera: idx.CameraIndex, i: int, read: Sequence[Run]) -> bytes:
         start, end = int(camera.offsets[i]), int(camera.offsets[i]) + int(camera.lengths[i])
@@ -447,9 +458,12 @@ class _Look:
     `wanted` holds pairs: a picture's place in `pictures`, its number in the camera.
     """
 
-    def __init__(self, stored: idx.CameraIndex, size: tuple[int, int], unique: NDArray[np.int64]) -> None:
+    def __init__(
+        self, stored: idx.CameraIndex, size: tuple[int, int], chroma: Chroma, unique: NDArray[np.int64]
+    ) -> None:
         self.stored = stored
         self.size = size
+        self.chroma = chroma
         self.unique = unique
         self.pictures = np.empty((len(unique), *size, 3), np.uint8)
         self.wanted: dict[int, list[tuple[int, int]]] = {}
@@ -457,6 +471,11 @@ class _Look:
     @property
     def group(self) -> str:
         return self.stored.group
+
+    @property
+    def key(self) -> tuple[int, tuple[int, int], Chroma]:
+        """What makes two pictures of one number the same."""
+        return self.stored.channel, self.size, self.chroma
 
     @property
     def runs(self) -> list[tuple[int, int]]:

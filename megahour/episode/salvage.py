@@ -372,7 +372,7 @@ def _decoded(camera: _Camera, units: list[bytes]) -> Iterator[Frames]:
     run: list[bytes] = []
     for unit in [*units, b""]:
         if run and (not unit or camera.codec == "jpeg" or is_keyframe(unit)):
-            yield from decode(Run(camera.codec, camera.size, run, [True] * len(run), camera.size))
+            yield from decode(Run(camera.codec, camera.size, run, [True] * len(run), camera.size, "smooth"))
             run = []
         run.append(unit)
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from megahour.episode.model import Frames, TimesNs
+from megahour.episode.model import Chroma, Frames, TimesNs
 
 VALID_PERIODS = 1.5
 """What is further from the wanted time than this many of its topic's periods does not stand for that time."""
@@ -33,13 +33,15 @@ class Query:
     """What a sample holds: per camera and series, wanted times relative to the sample's moment, in nanoseconds.
 
     `size` is the pictures' (height, width), their own without. `pick` says which picture stands for a wanted time:
-    the `nearest`, or the `last` one not later, as a robot would have seen it.
+    the `nearest`, or the `last` one not later, as a robot would have seen it. `chroma` matters where pictures are not
+    scaled; see `Chroma`.
     """
 
     cameras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     size: tuple[int, int] | None = None
     series: Mapping[str, SeriesQuery] = field(default_factory=dict)
     pick: Literal["nearest", "last"] = "nearest"
+    chroma: Chroma = "nearest"
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from megahour.episode.h264 import Settings, encode, encode_video, is_keyframe, nal_units, scale_frames
-from megahour.episode.model import EpisodeError
+from megahour.episode.model import Chroma, EpisodeError
 from megahour.episode.profile import MIXED
 from megahour.episode.reader import open_episode_file
+from megahour.episode.sample import Query
 from megahour.episode.writer import write_episode
 from tests.samples import FACTS, camera, careful_rgb, pictures, psnr_db, raw_episode, rgb
 
+CHROMAS: tuple[Chroma, ...] = ("nearest", "smooth")
 SETTINGS = Settings(rate_hz=30.0, crf=20, preset="veryfast")
 
 
@@ -50,15 +52,35 @@ def test_any_order_any_repetition(tmp_path: Path) -> None:
         reader.series("force")
 
 
-def test_another_decoder_sees_the_same_pictures(tmp_path: Path) -> None:
-    write_episode(tmp_path / "e.mcap", raw_episode(), FACTS)
+@pytest.mark.parametrize("size", [(48, 64), (46, 50), (34, 18)])
+def test_another_decoder_sees_the_same_pictures(tmp_path: Path, size: tuple[int, int]) -> None:
+    """FFmpeg's own conversion repeats colours; with all its care it interpolates them."""
+    episode = replace(raw_episode(), cameras=(camera("front", pictures(24, *size)),))
+    write_episode(tmp_path / "e.mcap", episode, FACTS)
     reader = open_episode_file(tmp_path / "e.mcap")
     (tmp_path / "e.h264").write_bytes(b"".join(reader.coded("front", 0, 24)))
     with av.open(str(tmp_path / "e.h264")) as container:
         stream = container.streams.video[0]
-        frames = [careful_rgb(frame) for frame in container.decode(stream)]
+        frames = list(container.decode(stream))
         assert stream.codec_context.has_b_frames is False
-    assert np.array_equal(reader.frames("front", range(24)), np.stack(frames))
+    repeated, interpolated = np.stack([rgb(frame) for frame in frames]), np.stack([careful_rgb(f) for f in frames])
+    assert not np.array_equal(repeated, interpolated)
+    assert np.array_equal(reader.frames("front", range(24)), repeated)
+    assert np.array_equal(reader.frames("front", range(24), chroma="smooth"), interpolated)
+    moment, queries = int(reader.cameras["front"].times_ns[5]), [Query({"front": (0,)}, chroma=c) for c in CHROMAS]
+    for query, expected in zip(queries, (repeated, interpolated), strict=True):
+        assert np.array_equal(reader.sample(moment, query).pictures["front"].frames, expected[5:6])
+
+
+@pytest.mark.parametrize("size", [(48, 64), (47, 63), (33, 17)])
+def test_a_repeated_colour_belongs_to_four_pixels(tmp_path: Path, size: tuple[int, int]) -> None:
+    height, width = size
+    colours = np.random.default_rng(0).integers(60, 200, (3, -(-height // 2), -(-width // 2), 3), np.uint8)
+    video = colours.repeat(2, axis=1).repeat(2, axis=2)[:, :height, :width]
+    episode = replace(raw_episode(), cameras=(camera("front", video),))
+    write_episode(tmp_path / "e.mcap", episode, FACTS, replace(MIXED, crf=1))
+    found = open_episode_file(tmp_path / "e.mcap").frames("front", range(3))
+    assert np.abs(found.astype(int) - video).mean() < 3
 
 
 def test_keyframes_are_where_asked_and_decode_alone() -> None:
