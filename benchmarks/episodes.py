@@ -5,6 +5,7 @@ Pictures are decoded or rendered once and kept in the scratch folder, so that a 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -69,7 +70,8 @@ def real_robot(count: int) -> tuple[RawEpisode, ...]:
     episodes: list[RawEpisode] = []
     for recording in found[:count]:
         (episode,) = read_recording(recording, root.joinpath)
-        folder = scratch_folder() / REAL / f"{len(episodes):06d}"
+        said = [(file.key, file.etag, file.size_bytes) for file in recording.files]
+        folder = scratch_folder() / REAL / hashlib.sha256(repr((recording.uri, said)).encode()).hexdigest()[:16]
         episodes.append(replace(episode, cameras=tuple(_kept(camera, folder) for camera in episode.cameras)))
     return tuple(episodes)
 

@@ -7,7 +7,7 @@ The first line of its input says what there is, each line after it what to read,
     {"peer": "torchcodec", "resize": true, "look": false, "samples": [{"file": 0, "cameras": {camera: [i, ...]}}]}
     {"wall_s": ..., "cpu_s": ..., "seen": null}
 
-`look` also gives the mean of each sample's pictures, by camera: proof that the same pictures were read.
+`look` also gives the pictures of each sample, by camera, as 16x16 mean brightnesses: proof of which ones were read.
 """
 
 from __future__ import annotations
@@ -42,25 +42,37 @@ from lerobot.datasets.video_utils import (  # type: ignore[import-not-found]  # 
     decode_video_frames_torchvision,
 )
 from mcap.reader import SeekingReader  # noqa: E402
-from torch.nn.functional import interpolate  # noqa: E402
+from torch.nn.functional import adaptive_avg_pool2d, interpolate  # noqa: E402
 from torchcodec.decoders import VideoDecoder  # type: ignore[import-not-found]  # noqa: E402
 from torchcodec.transforms import Resize  # type: ignore[import-not-found]  # noqa: E402
 
 TOLERANCE_S = 1e-4
 """LeRobot's own."""
+GRID = 16
 
 Read = Callable[[int, str, list[int]], Any]
 """Pictures of (file, camera, indices): a tensor or array, of bytes or of floats from 0 to 1."""
 
 
 def torchcodec(files: list[dict[str, Any]], size: list[int] | None) -> Read:
-    """torchcodec at its best: exact seeking, one thread, scaled by the decoder itself. Bytes."""
-    decoders = {
-        (number, camera): VideoDecoder(path, num_ffmpeg_threads=1, transforms=[Resize(size)] if size else None)
+    """torchcodec with exact seeking and one thread, its pictures scaled by torch. Bytes."""
+    decoders = _decoders(files, None)
+    return lambda file, camera, indices: _scaled(decoders[file, camera].get_frames_at(indices=indices).data, size)
+
+
+def torchcodec_resize(files: list[dict[str, Any]], size: list[int] | None) -> Read:
+    """The same, its pictures scaled by the decoder itself, which takes longer. Bytes."""
+    decoders = _decoders(files, size)
+    return lambda file, camera, indices: decoders[file, camera].get_frames_at(indices=indices).data
+
+
+def _decoders(files: list[dict[str, Any]], size: list[int] | None) -> dict[tuple[int, str], Any]:
+    transforms = [Resize(size)] if size else None
+    return {
+        (number, camera): VideoDecoder(path, num_ffmpeg_threads=1, transforms=transforms)
         for number, file in enumerate(files)
         for camera, path in file["videos"].items()
     }
-    return lambda file, camera, indices: decoders[file, camera].get_frames_at(indices=indices).data
 
 
 def lerobot_torchcodec(files: list[dict[str, Any]], size: list[int] | None) -> Read:
@@ -123,7 +135,7 @@ def stock_mcap_scaled(files: list[dict[str, Any]], size: list[int] | None) -> Re
         return picture
 
     read = _stock(files, scaled)
-    return lambda file, camera, indices: torch.from_numpy(read(file, camera, indices))
+    return lambda file, camera, indices: torch.from_numpy(read(file, camera, indices)).permute(0, 3, 1, 2)
 
 
 def _stock(files: list[dict[str, Any]], convert: Callable[[Any], Any]) -> Callable[[int, str, list[int]], Any]:
@@ -159,6 +171,7 @@ def _scaled(pictures: Any, size: list[int] | None) -> Any:
 
 PEERS: dict[str, Callable[[list[dict[str, Any]], list[int] | None], Read]] = {
     "torchcodec": torchcodec,
+    "torchcodec, its Resize": torchcodec_resize,
     "LeRobot, torchcodec": lerobot_torchcodec,
     "LeRobot, PyAV": lerobot_pyav,
     "mcap-frames": frames_of_mcap,
@@ -186,14 +199,15 @@ def answer(read: Read, samples: list[dict[str, Any]], look: bool) -> dict[str, A
     for sample in samples:
         pictures = {camera: read(sample["file"], camera, indices) for camera, indices in sample["cameras"].items()}
         if look:
-            seen.append({camera: _mean(each) for camera, each in pictures.items()})
+            seen.append({camera: _grid(each) for camera, each in pictures.items()})
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     return {"wall_s": wall, "cpu_s": cpu, "seen": seen if look else None}
 
 
-def _mean(pictures: Any) -> float:
-    mean = float(pictures.to(torch.float64).mean())
-    return mean if pictures.dtype == torch.uint8 else 255 * mean
+def _grid(pictures: Any) -> Any:
+    """Mean brightness, of 255, of 16x16 fields of each picture: lists `(n, 16, 16)`."""
+    fields = adaptive_avg_pool2d(pictures.to(torch.float32), GRID).mean(1)
+    return (fields if pictures.dtype == torch.uint8 else 255 * fields).tolist()
 
 
 if __name__ == "__main__":

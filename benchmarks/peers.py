@@ -4,15 +4,15 @@ All read the very same H.264, from files of this machine, with one thread: MCAP 
 video readers out of an MP4 into which the streams were put without coding them anew. They run in `.peers/lerobot`, on
 the same core as ours, in turns. Compared is CPU time; the gain by the clock is beside it.
 
-*224x224*: everyone gives pictures of training size, torchcodec scaled by its decoder, LeRobot by `interpolate` as its
-policies do. *As they are*: nobody scales. The simulator is there twice, the second time as if it had been recorded at
-224x224. Peers read pictures alone, so ours do too; *with rows* is ours with states and actions, which theirs lack.
-Nothing is kept between two calls but what is open: ours keeps no picture and no byte, theirs their decoders.
-*Rendition* is ours out of an episode that holds its cameras a second time at 224x224: less work, and another stream
-than the others read.
+*224x224*: everyone gives pictures of training size, scaled by `interpolate`, LeRobot's as its policies do; torchcodec
+also by its own `Resize`. *As they are*: nobody scales. The simulator is there twice, the second time as if it had been
+recorded at 224x224. Peers read pictures alone, so ours do too; *with rows* is ours with states and actions, which
+theirs lack. Nothing is kept between two calls but what is open: ours keeps no picture and no byte, theirs their
+decoders. *Rendition* is ours out of an episode that holds its cameras a second time at 224x224: less work, and another
+stream than the others read.
 
-*Shuffled epoch*: several samples per GOP, at random places. Ours takes those of a GOP in one call, GOPs in random
-order. The others read the same samples in that order and in full random order; their better one counts.
+*Shuffled epoch*: several samples per GOP, at random places. Everyone reads those of a GOP in one call, GOPs in random
+order; the others also one sample a call in full random order, and their better one counts.
 
 The stock MCAP reader decodes nothing: with it goes what people write around it. *With our scaling* is a variant nobody
 writes, which leaves ours the gain of its reader alone; it does not count as one of the others.
@@ -49,14 +49,22 @@ from megahour.episode.sample import Query, Sample
 from megahour.episode.writer import write_episode
 
 PACKAGES = ("av", "numpy", "mcap")
-PEERS = ("torchcodec", "LeRobot, torchcodec", "LeRobot, PyAV", "mcap-frames", "stock MCAP reader")
+PEERS = (
+    "torchcodec",
+    "torchcodec, its Resize",
+    "LeRobot, torchcodec",
+    "LeRobot, PyAV",
+    "mcap-frames",
+    "stock MCAP reader",
+)
 OURS, SMALL, WITH_ROWS = "ours", "ours, 224x224 rendition", "ours, with rows"
 VARIANT = "stock MCAP reader, our scaling"
 RENDITION = Rendition(*SIZE, crf=18.0)
 PER_GOP = 4
 """Samples out of each GOP in a shuffled epoch."""
 ALIKE = 3.0
-"""Difference of mean brightness, of 255, up to which two sides read the same pictures."""
+"""Mean difference of fields of pictures, of 255, from which they are not the same pictures."""
+GRID = 16
 FFMPEG_FRAMES = 3000
 
 Task = tuple[int, int]
@@ -274,20 +282,40 @@ def look(
     tasks: Sequence[Task],
     asked: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Everyone must see pictures of the same brightness in the same samples.
+    """Everyone must see the pictures that we see, and not those before or after them.
 
     Raises:
         RuntimeError: a peer does not.
     """
-    mine = [{name: float(each.frames.mean()) for name, each in ours(task).pictures.items()} for task in tasks]
+    mine = {shift: [grids(ours((number, frame + shift))) for number, frame in tasks] for shift in (-1, 0, 1)}
     for name in (*PEERS, VARIANT):
-        for task, one, other in zip(tasks, mine, peer.read(name, resize, asked, look=True)["seen"], strict=True):
-            for camera, mean in one.items():
-                if abs(mean - other[camera]) > ALIKE:
-                    raise RuntimeError(
-                        f"{data}: sample {task} of {camera} has a mean of {mean:.1f} by ours and of "
-                        f"{other[camera]:.1f} by {name}: they did not read the same pictures"
-                    )
+        theirs = peer.read(name, resize, asked, look=True)["seen"]
+        apart = {shift: difference(each, theirs) for shift, each in mine.items()}
+        if apart[0] > ALIKE or min(apart, key=lambda shift: apart[shift]) != 0:
+            raise RuntimeError(
+                f"{data}: {name} and ours did not read the same pictures: they differ by {apart[0]:.2f} of 255, those "
+                f"before them by {apart[-1]:.2f}, those after them by {apart[1]:.2f}"
+            )
+
+
+Grids = Mapping[str, Any]
+"""Mean brightness of 16x16 fields of each picture, `(n, 16, 16)`, by camera."""
+
+
+def grids(sample: Sample) -> Grids:
+    """What `look` compares of ours. Sizes are multiples of 16."""
+    found = {}
+    for name, pictures in sample.pictures.items():
+        n, height, width, _ = pictures.frames.shape
+        fields = pictures.frames.reshape(n, GRID, height // GRID, GRID, width // GRID, 3)
+        found[name] = fields.mean(axis=(2, 4, 5))
+    return found
+
+
+def difference(one: Sequence[Grids], other: Sequence[Grids]) -> float:
+    """Mean difference of the fields of several samples."""
+    apart = [np.abs(a[name] - np.asarray(b[name])).mean() for a, b in zip(one, other, strict=True) for name in a]
+    return float(np.mean(apart))
 
 
 # a shuffled epoch
@@ -308,6 +336,7 @@ def epoch(data: str, streams: Streams, peer: Peer, quick: bool) -> list[Row]:
     tasks = [(number, frame) for number, frames in groups for frame in frames]
     asked = [{"file": task[0], "cameras": streams.indices(VLA, task)} for task in tasks]
     shuffled = [asked[i] for i in random.permutation(len(asked))]
+    at_once = [together(streams, group) for group in groups]
     times = [episode.cameras[0].times_ns for episode in streams.episodes]
 
     def ours(paths: Sequence[Path]) -> Callable[[], Spent]:
@@ -317,16 +346,19 @@ def epoch(data: str, streams: Streams, peer: Peer, quick: bool) -> list[Row]:
             number, frames = group
             return readers[number].samples([int(times[number][frame]) for frame in frames], queries[number])
 
-        def work() -> Spent:
-            spent, share = timed(read, groups), len(groups) / len(tasks)
-            return Spent(spent.wall_ms * share, spent.cpu_ms * share)
+        return lambda: a_sample(timed(read, groups))
 
-        return work
+    def a_sample(a_group: Spent) -> Spent:
+        share = len(groups) / len(tasks)
+        return Spent(a_group.wall_ms * share, a_group.cpu_ms * share)
+
+    def theirs_at_once(name: str) -> Spent:
+        return a_sample(peer.spent(name, resize, at_once))
 
     sides: dict[str, Callable[[], Spent]] = {side: ours(paths) for side, paths in streams.sides.items()}
     for name in PEERS:
         sides[f"{name}, shuffled"] = partial(peer.spent, name, resize, shuffled)
-        sides[f"{name}, GOP by GOP"] = partial(peer.spent, name, resize, asked)
+        sides[f"{name}, a GOP a call"] = partial(theirs_at_once, name)
     spent = medians(sides, rounds)
     theirs = [name for name in sides if name not in streams.sides]
     best = min(theirs, key=lambda name: spent[name].cpu_ms)
@@ -338,6 +370,16 @@ def epoch(data: str, streams: Streams, peer: Peer, quick: bool) -> list[Row]:
     for side in streams.sides.keys() - {OURS}:
         rows.append(_row(data, claim, streams, side, best, spent[side], spent[best], 3.0))
     return rows
+
+
+def together(streams: Streams, group: tuple[int, list[int]]) -> dict[str, Any]:
+    """What several samples of one GOP need, each picture once, as one question."""
+    number, frames = group
+    cameras: dict[str, set[int]] = {}
+    for frame in frames:
+        for camera, indices in streams.indices(VLA, (number, frame)).items():
+            cameras.setdefault(camera, set()).update(indices)
+    return {"file": number, "cameras": {camera: sorted(each) for camera, each in cameras.items()}}
 
 
 # the decoder alone

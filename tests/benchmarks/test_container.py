@@ -72,7 +72,10 @@ def test_other_work_is_not_compared(data: Data) -> None:
         found = honest(task)
         return replace(found, pictures={name: each // 2 for name, each in found.pictures.items()})
 
-    for cheat, words in ((late, "other rows"), (dark, "other pictures")):
+    def early(task: tuple[int, int]) -> Found:
+        return replace(honest(task), pictures=honest((0, task[1] - 1)).pictures)
+
+    for cheat, words in ((late, "other rows"), (dark, "other pictures"), (early, "other pictures")):
         with pytest.raises(RuntimeError, match=words):
             container.prove_equal(data, {**sides, "mixed": cheat}, [(0, 155)])
 

@@ -24,11 +24,12 @@ from tests.samples import camera, raw_episode, series
 FRAMES = 210
 
 
-def brightening(seed: int) -> RawEpisode:
-    """Each picture is brighter than the one before it, so that its mean says which it is."""
+def passing_by(seed: int) -> RawEpisode:
+    """A bright bar moves over a still scene, one pixel a picture: all pictures are about as bright."""
     rng = np.random.default_rng(seed)
-    texture = rng.integers(0, 40, (1, 96, 128, 1)).repeat(3, axis=-1)
-    video = (texture + np.arange(FRAMES)[:, None, None, None]).clip(0, 255).astype(np.uint8)
+    video = rng.integers(60, 100, (1, 96, 128, 1)).repeat(3, axis=-1).repeat(FRAMES, axis=0).astype(np.uint8)
+    for i, picture in enumerate(video):
+        picture[:, np.arange(i, i + 24) % 128] = 220
     return RawEpisode(
         index=0,
         robot="r",
@@ -42,7 +43,7 @@ def brightening(seed: int) -> RawEpisode:
 
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: pytest.TempPathFactory) -> Streams:
-    return written(tmp_path_factory.mktemp("streams") / "mixed", MIXED, [brightening(0), brightening(1)])
+    return written(tmp_path_factory.mktemp("streams") / "mixed", MIXED, [passing_by(0), passing_by(1)])
 
 
 @pytest.fixture(scope="module")
@@ -70,19 +71,16 @@ def test_everyone_reads_the_same_pictures(streams: Streams, peer: Peer, resize: 
     asked = [{"file": task[0], "cameras": streams.indices(VLA, task)} for task in tasks]
     ours = one_by_one(streams, streams.plain, VLA, SIZE if resize else None)
     look("toys", ours, peer, resize, tasks, asked)
-    for name in (*PEERS, VARIANT):
-        spent = peer.spent(name, resize, asked)
-        assert spent.cpu_ms > 0
-        seen = peer.read(name, resize, asked, look=True)["seen"]
-        for task, means in zip(tasks, seen, strict=True):
-            picture = ours(task).pictures["a"].frames
-            assert means["a"] == pytest.approx(picture.mean(), abs=2.0), name
+    assert all(peer.spent(name, resize, asked).cpu_ms > 0 for name in (*PEERS, VARIANT))
 
 
-def test_other_pictures_are_noticed(streams: Streams, peer: Peer) -> None:
-    late = [{"file": 0, "cameras": streams.indices(VLA, (0, 160))}]
+@pytest.mark.parametrize("resize", [True, False])
+@pytest.mark.parametrize("late", [-1, 1])
+def test_pictures_of_one_moment_beside_are_noticed(streams: Streams, peer: Peer, late: int, resize: bool) -> None:
+    ours = one_by_one(streams, streams.plain, VLA, SIZE if resize else None)
+    asked = [{"file": 0, "cameras": streams.indices(VLA, (0, 160 + late))}]
     with pytest.raises(RuntimeError, match="did not read the same pictures"):
-        look("toys", one_by_one(streams, streams.plain, VLA, SIZE), peer, True, [(0, 155)], late)
+        look("toys", ours, peer, resize, [(0, 160)], asked)
 
 
 def test_a_peer_that_ends_is_an_error() -> None:
