@@ -42,7 +42,6 @@ from megahour.episode import decoding
 from megahour.episode.cache import Cache
 from megahour.episode.model import RawEpisode
 from megahour.episode.profile import MIXED, WORLD, Profile, Rendition
-from megahour.episode.profile import VLA as VLA_PROFILE
 from megahour.episode.ranges import FileBytes
 from megahour.episode.reader import EpisodeReader
 from megahour.episode.sample import Query, Sample
@@ -137,7 +136,7 @@ def measure(quick: bool) -> list[Row]:
             inputs["Unitree G1"] = real_robot(2)
         for data, episodes in inputs.items():
             small = episodes[0].cameras[0].height <= SIZE[0]
-            for plain in (MIXED,) if quick or small else (VLA_PROFILE, MIXED, WORLD):
+            for plain in (MIXED,) if quick or small else (MIXED, WORLD):
                 profile = plain if small else replace(plain, rendition=RENDITION)
                 folder = Path(name) / data / profile.name
                 rows += of_streams(data, written(folder, profile, episodes), quick)
@@ -223,7 +222,7 @@ def _file(streams: Streams, number: int) -> dict[str, Any]:
 
 def singles(data: str, streams: Streams, pattern: Pattern, peer: Peer, quick: bool) -> list[Row]:
     """Samples at random moments, one after the other."""
-    count, rounds = (6, 2) if quick else (16, 3)
+    count, rounds = (6, 2) if quick else (12, 3)
     if pattern is WORLD_ACTION:
         count //= 3
     tasks = [
@@ -332,7 +331,7 @@ def epoch(data: str, streams: Streams, peer: Peer, quick: bool) -> list[Row]:
         for start, end in zip(starts, [*starts[1:], len(camera.times_ns)], strict=True):
             places = np.arange(max(start, VLA.back), end)
             groups.append((number, random.permutation(places)[:PER_GOP].tolist()))
-    groups = [groups[i] for i in random.permutation(len(groups))[: 6 if quick else 32]]
+    groups = [groups[i] for i in random.permutation(len(groups))[: 6 if quick else 16]]
     tasks = [(number, frame) for number, frames in groups for frame in frames]
     asked = [{"file": task[0], "cameras": streams.indices(VLA, task)} for task in tasks]
     shuffled = [asked[i] for i in random.permutation(len(asked))]
