@@ -36,6 +36,14 @@ def write_atomically(target: Path, data: bytes) -> None:
         partial.write_bytes(data)
 
 
+def make_folders(path: Path) -> None:
+    """Make a directory and those above it that are missing, so that each lasts through a power cut."""
+    if not path.is_dir():
+        make_folders(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
 def append_line(path: Path, line: str) -> None:
     """Append a line to a log, for good. A last line that a dead writer left unfinished is ended first."""
     with path.open("ab+") as log:

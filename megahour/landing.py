@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from megahour.storage import Lake, head, is_key, put_file
+from megahour.sources.options import NAME, options_key
+from megahour.storage import KEY_RULE, Lake, head, is_key, put_file
 
 _SOURCE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
@@ -30,11 +31,13 @@ def plan_landing(src: Path, source: str | None = None) -> list[Arrival]:
     """Which files land where.
 
     A folder lands as `landing/<folder>/...`, or with a source as `landing/<source>/<folder>/...`; a file as
-    `landing/<source>/<file>`, the source being its folder's name by default. Hidden files and `*.tmp` stay. A
-    dataset's `meta/info.json` comes last: it is what makes the files around it a dataset.
+    `landing/<source>/<file>`, the source being its folder's name by default. Hidden files and `*.tmp` stay. The
+    source's `source.yaml` comes first, for it says how to read the others, and a dataset's `meta/info.json` last: it is
+    what makes the files around it a dataset.
 
     Raises:
-        LandingError: there is nothing at `src`, the source cannot be a folder's name, or a file's name cannot be kept.
+        LandingError: there is nothing at `src`, the source cannot be a folder's name, a file's name cannot be kept, or
+            a `source.yaml` would land where nobody reads it.
     """
     # Not `resolve`: of a link to a file, the link's name says what the file is.
     src = src.expanduser()
@@ -61,10 +64,17 @@ def plan_landing(src: Path, source: str | None = None) -> list[Arrival]:
         raise LandingError(f"There are no files in {src}")
     if unusable := [arrival.path for arrival in found if not is_key(arrival.key)]:
         raise LandingError(
-            f"Nothing was copied: {str(unusable[0])!r} has a name that is not UTF-8 or holds a control character"
-            f"{f', and {len(unusable) - 1} more have' if len(unusable) > 1 else ''}. Rename it"
+            f"Nothing was copied: {str(unusable[0])!r} has a name that no lake keeps"
+            f"{f', and {len(unusable) - 1} more have' if len(unusable) > 1 else ''}. Rename it. {KEY_RULE}"
         )
-    return sorted(found, key=lambda arrival: (arrival.key.endswith("meta/info.json"), arrival.key))
+    options = options_key(name)
+    if astray := [arrival for arrival in found if Path(arrival.key).name == NAME and arrival.key != options]:
+        raise LandingError(
+            f"Nothing was copied: {astray[0].path} would land as {astray[0].key}, and a source's {NAME} is read "
+            f"from {options} alone. Land it by itself, `megahour land {astray[0].path} --source {name}`, then move it "
+            "out of the folder, and land that"
+        )
+    return sorted(found, key=lambda arrival: (arrival.key != options, _makes_a_dataset(arrival.key), arrival.key))
 
 
 def land(lake: Lake, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
@@ -74,8 +84,8 @@ def land(lake: Lake, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         LandingError: another file is stored under a key, or a file cannot be read or written.
     """
     for arrival in arrivals:
-        there = head(lake, arrival.key) is not None
         try:
+            there = head(lake, arrival.key) is not None
             put_file(lake, arrival.key, arrival.path)
         except FileExistsError as error:
             raise LandingError(
@@ -88,6 +98,10 @@ def land(lake: Lake, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
                 "What landed before it stays; repair that and land the same again"
             ) from error
         yield Arrival(arrival.path, arrival.key, arrival.size_bytes, copied=not there)
+
+
+def _makes_a_dataset(key: str) -> bool:
+    return key.endswith("meta/info.json")
 
 
 def _passed_over(path: Path) -> bool:

@@ -143,7 +143,7 @@ def _runs_of(runs_dir: Path, splits: dict[str, str]) -> list[Json]:
 def _episode(con: duckdb.DuckDBPyConnection, episode_id: str) -> Json:
     rows = _plain(
         con,
-        "SELECT * EXCLUDE (state_stats, action_stats) FROM curated WHERE starts_with(episode_id, ?) "
+        "SELECT * EXCLUDE (state_stats, action_stats) FROM measured WHERE starts_with(episode_id, ?) "
         "ORDER BY episode_id LIMIT 5",
         [episode_id],
     )

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from megahour.files import append_line, write_atomically
+from megahour.files import append_line, make_folders, write_atomically
 
 Json = dict[str, Any]
 
@@ -57,7 +57,7 @@ def write_intent(runs_dir: Path, intent: Intent) -> Path:
         ValueError: another intent is stored under this key.
     """
     run_dir = runs_dir / intent.run_key
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_folders(run_dir)
     target = run_dir / "intent.json"
     if target.exists():
         stored = read_intent(run_dir)

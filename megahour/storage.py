@@ -3,6 +3,9 @@
 A *key* is a path relative to the lake's root (`episodes/2026-11-29/<id>.mcap`). Tables and manifests hold keys, so a
 lake moves from a laptop to a bucket as it is. Keys and etags are all that identifies bytes: a key written by
 `write_once` or `put_file` never changes its content.
+
+Every function that takes a key raises ValueError for what is none (`is_key`), and StoreError when the disk or the
+object store fails.
 """
 
 from __future__ import annotations
@@ -10,11 +13,14 @@ from __future__ import annotations
 import fcntl
 import filecmp
 import hashlib
+import io
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -23,22 +29,35 @@ from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import LocalStore, S3Store
 
-from megahour.files import sha256_of, sync_directory, sync_file, unfinished, write_atomically
+from megahour.files import make_folders, sha256_of, sync_directory, sync_file, unfinished, write_atomically
+from megahour.upload import open_upload_store, put_in_parts
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 STAGE_RANGE_BYTES = 8 * 2**20
 STAGE_THREADS = 8
+# Up to here one request holds a whole file in memory; a larger one costs a handful of requests more.
+ONE_PUT_BYTES = 64 * 2**20
 
+KEY_RULE = (
+    "Names in a lake are UTF-8, hold no control characters, are not '.' or '..', and do not end in '#' and digits"
+)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# Names that obstore keeps to itself on a local disk.
+_NUMBERED = re.compile(r"#[0-9]+$")
 _log = logging.getLogger(__name__)
 
 
 class ForkedError(RuntimeError):
     """A forked process cannot use its parent's object store; the text says how to start it instead."""
+
+
+class StoreError(OSError):
+    """The lake's disk or object store did not do what it was asked to; the text names the file and says what to do."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +96,17 @@ class Lake:
         return Path(unquote(urlsplit(self.uri).path)) if self.uri.startswith("file://") else None
 
     def local_path(self, key: str) -> Path | None:
-        """Where `key` lies in the file system, or None on an object store."""
+        """Where `key` lies in the file system, or None on an object store.
+
+        Raises:
+            ValueError: this is no key.
+        """
         root = self.root
-        return None if root is None else root / key
+        return None if root is None else root / _checked(key)
 
     def url(self, key: str) -> str:
         """The address of `key` for other programs: a path, or an `s3://` URL."""
-        path = self.local_path(key)
-        return f"{self.uri}/{key}" if path is None else str(path)
+        return f"{self.uri}/{key}" if self.root is None else str(self.root / key)
 
 
 def open_lake(uri: str) -> Lake:
@@ -92,7 +114,37 @@ def open_lake(uri: str) -> Lake:
 
     Raises:
         ValueError: the URI is neither `file:///...` nor `s3://bucket...`, or its path cannot serve.
+        OSError: its folder cannot be made.
     """
+    lake = _lake_at(uri)
+    if lake.root is not None:
+        try:
+            make_folders(lake.root)
+        except OSError as error:
+            reason = "a file is there" if isinstance(error, FileExistsError) else error.strerror
+            raise OSError(
+                f"The lake's folder {lake.root} cannot be made: {reason}. Set MEGAHOUR_LAKE to one you may write to"
+            ) from error
+    return lake
+
+
+def find_lake(uri: str) -> Lake:
+    """The lake at `uri`, for those who only read: the folder of a local one is there already.
+
+    Raises:
+        ValueError: as of `open_lake`.
+        FileNotFoundError: there is no such folder.
+    """
+    lake = _lake_at(uri)
+    if lake.root is not None and not lake.root.is_dir():
+        raise FileNotFoundError(
+            f"There is no lake at {lake.root}: set MEGAHOUR_LAKE to where it is, or begin one there with "
+            "`megahour land SRC`"
+        )
+    return lake
+
+
+def _lake_at(uri: str) -> Lake:
     parts = urlsplit(uri)
     if parts.scheme not in ("file", "s3") or (parts.scheme == "s3") != bool(parts.netloc):
         raise ValueError(f"A lake is a folder, file:///folder or s3://bucket/prefix; {uri!r} is none of them")
@@ -100,14 +152,6 @@ def open_lake(uri: str) -> Lake:
     # The Delta kernel decodes a percent sign twice, and duckdb takes the others for patterns.
     if found := set(lake.url("")) & set("%*?["):
         raise ValueError(f"The lake's path {lake.url('')} holds {' '.join(sorted(found))}: choose one without")
-    if lake.root is not None:
-        try:
-            lake.root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            reason = "a file is there" if isinstance(error, FileExistsError) else error.strerror
-            raise OSError(
-                f"The lake's folder {lake.root} cannot be made: {reason}. Set MEGAHOUR_LAKE to one you may write to"
-            ) from error
     return lake
 
 
@@ -117,7 +161,8 @@ def read_bytes(lake: Lake, key: str) -> bytes:
     Raises:
         FileNotFoundError: there is no such file.
     """
-    return bytes(obstore.get(lake.store, key).bytes())
+    with _told(lake, key):
+        return bytes(obstore.get(lake.store, _checked(key)).bytes())
 
 
 def read_range(lake: Lake, key: str, start: int, end: int) -> bytes:
@@ -142,8 +187,9 @@ def read_ranges(lake: Lake, key: str, starts: Sequence[int], ends: Sequence[int]
         return [b"" for _ in starts]
     try:
         starts_ends = {"starts": [s for s, _ in wanted], "ends": [e for _, e in wanted]}
-        found = iter(obstore.get_ranges(lake.store, key, coalesce=0, **starts_ends))
-    except BaseError as error:
+        with _told(lake, key):
+            found = iter(obstore.get_ranges(lake.store, _checked(key), coalesce=0, **starts_ends))
+    except StoreError as error:
         ref = head(lake, key)
         if ref is not None and ref.size_bytes < max(end for _, end in wanted):
             raise EOFError(_cut_short(lake, key, ref.size_bytes, max(end for _, end in wanted))) from error
@@ -163,16 +209,15 @@ def read_tail(lake: Lake, key: str, length: int) -> tuple[bytes, int]:
     """
     options: Any = {"range": {"suffix": length}}
     try:
-        answer = obstore.get(lake.store, key, options=options)
-    except FileNotFoundError:
-        raise
-    except BaseError:
+        with _told(lake, key):
+            answer = obstore.get(lake.store, _checked(key), options=options)
+            return bytes(answer.bytes()), answer.meta["size"]
+    except StoreError:
         # Servers refuse a suffix of an empty file.
         ref = head(lake, key)
         if ref is not None and ref.size_bytes == 0:
             return b"", 0
         raise
-    return bytes(answer.bytes()), answer.meta["size"]
 
 
 def _cut_short(lake: Lake, key: str, size_bytes: int, end: int) -> str:
@@ -182,18 +227,44 @@ def _cut_short(lake: Lake, key: str, size_bytes: int, end: int) -> str:
 def head(lake: Lake, key: str) -> FileRef | None:
     """What is known about a file without reading it, or None when there is no such file."""
     try:
-        return _ref(obstore.head(lake.store, key))
+        with _told(lake, key):
+            return _ref(obstore.head(lake.store, _checked(key)))
     except FileNotFoundError:
         return None
 
 
 def is_key(key: str) -> bool:
-    """Whether a file may be called so: its name is UTF-8 and holds no control characters."""
+    """Whether a file of a lake, local or not, may be called so: `KEY_RULE` says what is asked of it."""
     try:
         key.encode()
     except UnicodeEncodeError:
         return False
-    return not any(ord(char) < 32 or ord(char) == 127 for char in key)
+    return not (_CONTROL.search(key) or _NUMBERED.search(key) or {"", ".", ".."} & set(key.split("/")))
+
+
+def _checked(key: str) -> str:
+    if not is_key(key):
+        raise ValueError(f"{key!r} cannot be a key: it is no path below the lake's root. {KEY_RULE}")
+    return key
+
+
+@contextmanager
+def _told(lake: Lake, key: str) -> Iterator[None]:
+    """What the client raises, in the errors of this module."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"There is no {lake.url(key)}") from error
+    except AlreadyExistsError as error:
+        raise FileExistsError(f"There is a {lake.url(key)} already") from error
+    except PreconditionError as error:
+        raise StoreError(f"{lake.url(key)} changed while it was read: read it again") from error
+    except BaseError as error:
+        said = " ".join(str(error).partition("\n\nDebug source")[0].split()).rstrip(": ")
+        raise StoreError(
+            f"The lake failed on {lake.url(key)}: {said}. Check that it can be reached and that you may use it, and "
+            "try again"
+        ) from error
 
 
 def list_files(lake: Lake, prefix: str, after: str = "") -> Iterator[FileRef]:
@@ -202,19 +273,20 @@ def list_files(lake: Lake, prefix: str, after: str = "") -> Iterator[FileRef]:
     Names that start with a dot or end in `.tmp`, and whatever lies in folders so named, are passed over. So is, with a
     warning, what a person put into a local lake and nobody can read: a name that is no key, a link that leads nowhere.
     """
+    folder = _checked(prefix.rstrip("/")) if prefix else ""
     try:
-        listed = obstore.list(lake.store, prefix.rstrip("/") or None, offset=after or None, chunk_size=1000)
-        metas = [meta for chunk in listed for meta in chunk]
-    except BaseError:
+        with _told(lake, folder):
+            listed = obstore.list(lake.store, folder or None, offset=after or None, chunk_size=1000)
+            metas = [meta for chunk in listed for meta in chunk]
+    except StoreError:
         if lake.root is None:
             raise
         # One bad name fails the whole listing.
-        metas = [meta for meta in _walk(lake, lake.root, prefix.rstrip("/")) if meta["path"] > after]
+        metas = [meta for meta in _walk(lake, lake.root, folder) if meta["path"] > after]
     # Not every S3 server lists in the order of bytes, and a local disk lists in none.
     metas.sort(key=lambda meta: meta["path"])
-    depth = len(prefix.rstrip("/"))
     for meta in metas:
-        inner = meta["path"][depth:].split("/")
+        inner = meta["path"][len(folder) :].split("/")
         if not any(name.startswith(".") or name.endswith(".tmp") for name in inner):
             yield _ref(meta)
 
@@ -227,13 +299,14 @@ def _walk(lake: Lake, root: Path, prefix: str) -> Iterator[Any]:
             key = path.relative_to(root).as_posix()
             if not is_key(key) or not path.exists():
                 _log.warning(
-                    "%r is passed over: its name is not UTF-8 or holds a control character, or the link leads "
-                    "nowhere. Rename or remove it",
+                    "%r is passed over: its name cannot be kept, or the link leads nowhere. Rename or remove it. %s",
                     str(path),
+                    KEY_RULE,
                 )
             elif path.is_file():
                 try:
-                    yield obstore.head(lake.store, key)
+                    with _told(lake, key):
+                        yield obstore.head(lake.store, key)
                 except FileNotFoundError:
                     continue
 
@@ -258,37 +331,33 @@ def write_once(lake: Lake, key: str, data: bytes) -> FileRef:
         FileExistsError: a file with other content is stored under this key.
     """
 
-    def fill(out: IO[bytes]) -> None:
-        out.write(data)
-
     def same() -> bool:
         stored = head(lake, key)
         return stored is not None and stored.size_bytes == len(data) and read_bytes(lake, key) == data
 
-    return _create(lake, key, fill, data, same)
+    return _create(lake, key, io.BytesIO(data), len(data), same)
 
 
 def put_file(lake: Lake, key: str, path: Path) -> FileRef:
-    """Copy the file at `path` to `key` unless a file is there; as `write_once`, without holding it in memory locally.
+    """Copy the file at `path` to `key` unless a file is there; as `write_once`, without holding it in memory.
+
+    On an object store, one of more than 5 GiB may overwrite what another writer puts there at its end: `put_in_parts`.
 
     Raises:
         FileExistsError: a file with other content is stored under this key.
     """
-
-    def fill(out: IO[bytes]) -> None:
-        with path.open("rb") as source:
-            shutil.copyfileobj(source, out, STAGE_RANGE_BYTES)
-
-    return _create(lake, key, fill, path, lambda: _equals_file(lake, key, path))
+    with path.open("rb") as data:
+        return _create(lake, key, data, path.stat().st_size, lambda: _equals_file(lake, key, path))
 
 
-def replace(lake: Lake, key: str, data: bytes) -> FileRef:
+def overwrite(lake: Lake, key: str, data: bytes) -> FileRef:
     """Put `data` at `key` over what is there: for the few small files that point at others."""
     target = lake.local_path(key)
     if target is None:
-        obstore.put(lake.store, key, data)
+        with _told(lake, key):
+            obstore.put(lake.store, _checked(key), data)
     else:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(target.parent)
         write_atomically(target, data)
     return _require(lake, key)
 
@@ -300,8 +369,9 @@ def sha256(lake: Lake, key: str) -> str:
         FileNotFoundError: there is no such file.
     """
     digest = hashlib.sha256()
-    for part in obstore.get(lake.store, key).stream(min_chunk_size=STAGE_RANGE_BYTES):
-        digest.update(part)
+    with _told(lake, key):
+        for part in obstore.get(lake.store, _checked(key)).stream(min_chunk_size=STAGE_RANGE_BYTES):
+            digest.update(part)
     return digest.hexdigest()
 
 
@@ -313,7 +383,7 @@ def stage(lake: Lake, key: str, folder: Path, sha256: str = "") -> Path:
 
     Raises:
         FileNotFoundError: there is no such file.
-        OSError: the file changed while it was read, or its bytes are not those of `sha256`.
+        OSError: the file changed while it was read (a StoreError), or its bytes are not those of `sha256`.
     """
     ref = _require(lake, key)
     local = lake.local_path(key)
@@ -337,7 +407,8 @@ def _download(lake: Lake, ref: FileRef, target: Path, expected: str) -> None:
         def fetch(start: int) -> None:
             end = min(start + STAGE_RANGE_BYTES, ref.size_bytes)
             options: Any = {"range": (start, end), "if_match": ref.etag}
-            data = bytes(obstore.get(lake.store, ref.key, options=options).bytes())
+            with _told(lake, ref.key):
+                data = bytes(obstore.get(lake.store, ref.key, options=options).bytes())
             if len(data) != end - start:
                 raise OSError(_cut_short(lake, ref.key, start + len(data), end))
             os.pwrite(out.fileno(), data, start)
@@ -351,18 +422,18 @@ def _download(lake: Lake, ref: FileRef, target: Path, expected: str) -> None:
     sync_directory(target.parent)
 
 
-def _create(
-    lake: Lake, key: str, fill: Callable[[IO[bytes]], Any], source: bytes | Path, same: Callable[[], bool]
-) -> FileRef:
+def _create(lake: Lake, key: str, data: IO[bytes], size_bytes: int, same: Callable[[], bool]) -> FileRef:
     target = lake.local_path(key)
     try:
         if target is None:
-            obstore.put(lake.store, key, source, mode="create")
+            _put_new(lake, key, data, size_bytes)
         else:
-            _link_new(target, fill)
-    except (AlreadyExistsError, FileExistsError) as error:
+            _link_new(target, data)
+    except FileExistsError as error:
         # A put whose answer was lost is tried again by the client, and then finds its own bytes.
         if not same():
+            if head(lake, key) is None:
+                raise StoreError(f"Another is writing {lake.url(key)}: try again") from error
             raise FileExistsError(
                 f"{lake.url(key)} is stored already with other content; files of the lake never change. "
                 "Write the new content under another key"
@@ -370,13 +441,23 @@ def _create(
     return _require(lake, key)
 
 
-def _link_new(target: Path, fill: Callable[[IO[bytes]], Any]) -> None:
+def _put_new(lake: Lake, key: str, data: IO[bytes], size_bytes: int) -> None:
+    with _told(lake, key):
+        if size_bytes <= ONE_PUT_BYTES:
+            obstore.put(lake.store, _checked(key), data.read(), mode="create")
+        elif head(lake, key) is None:
+            put_in_parts(_open_upload_store(lake.uri), key, data, size_bytes)
+        else:
+            raise FileExistsError(key)
+
+
+def _link_new(target: Path, data: IO[bytes]) -> None:
     if target.exists():
         raise FileExistsError(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(target.parent)
     with unfinished(target) as partial:
         with partial.open("wb") as out:
-            fill(out)
+            shutil.copyfileobj(data, out, STAGE_RANGE_BYTES)
         sync_file(partial)
         # A link, unlike a rename, fails when the name is taken.
         os.link(partial, target)
@@ -429,3 +510,6 @@ def _open_store(uri: str) -> ObjectStore:
     _store_opened = True
     root = Lake(uri).root
     return LocalStore(prefix=root) if root is not None else S3Store.from_url(uri)
+
+
+_open_upload_store = lru_cache(maxsize=32)(open_upload_store)

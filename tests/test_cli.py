@@ -27,11 +27,14 @@ from megahour.recording import write_recording
 from megahour.runs import Intent, append_event, read_intent, write_intent
 from megahour.settings import Settings
 from megahour.simulators.model import Demonstration
-from megahour.storage import open_lake
+from megahour.storage import open_lake, put_file
+from megahour.warehouse.queries import query
 from megahour.warehouse.tables import append
 from tests.samples import write_aloha
 
 RUN = "0123456789abcdef"
+NO_RUN = "megahour: A run is named by its key, or its first digits: `megahour runs ls` lists them\n"
+NO_EPISODE = "megahour: An episode is named by its id, or its first digits: `megahour episodes ls` lists them\n"
 
 
 def demonstration(seed: int, steps: int = 24) -> Demonstration:
@@ -290,7 +293,7 @@ def test_runs_say_how_far_they_are(cli: Cli) -> None:
 
 def test_a_run_that_is_not_one_is_told(cli: Cli) -> None:
     assert cli("runs", "show", "zzz")[2].startswith("megahour: There is no run that begins with zzz; the latest are: ")
-    assert cli("runs", "show", "")[2].startswith("megahour: Several runs begin with : give more digits; ")
+    assert cli("runs", "show", "")[2] == NO_RUN
 
 
 def test_an_evaluation_shows_the_last_checkpoint_beside_its_controls(cli: Cli) -> None:
@@ -339,6 +342,15 @@ def test_what_landed_is_ingested_once_without_dagster(
     assert code == 1 and "1 recordings became 1 episodes" in out and "bad.hdf5" in out
     code, out, _ = cli("ingest")
     assert code == 0 and "Nothing to do" in out
+    assert " will try 1 recordings again" in cli("quarantine", "retry", "--all")[1]
+    assert cli("ingest")[0] == 1
+    code, out, _ = cli("ingest")
+    assert code == 0 and "Nothing to do" in out, "what is still bad was tried once"
+    cli("land", str(tmp_path / "lab/good.hdf5"), "--source", "copies")
+    code, out, _ = cli("ingest")
+    assert code == 0 and "0 recordings became 0 episodes" in out
+    code, out, _ = cli("ingest")
+    assert code == 0 and "Nothing to do" in out, "a copy was hashed once"
     write_aloha(tmp_path / "more/two.hdf5", seed=2)
     cli("land", str(tmp_path / "more"))
     code, out, _ = cli("ingest")
@@ -348,6 +360,7 @@ def test_what_landed_is_ingested_once_without_dagster(
 
 def test_an_empty_lake_answers_every_listing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli) -> None:
     monkeypatch.setenv("MEGAHOUR_LAKE", str(tmp_path / "empty"))
+    (tmp_path / "empty").mkdir()
     for command in (("episodes", "ls"), ("quarantine", "ls"), ("runs", "ls")):
         code, out, _ = cli(*command)
         assert code == 0 and out.startswith("No")
@@ -411,3 +424,62 @@ def test_damaged_tables_are_one_sentence_that_blames_no_filter(house: House, cli
             path.write_bytes(kept)
         assert code == 1
         assert err.startswith("megahour: ") and said in err and "--where" not in err
+
+
+@pytest.fixture
+def alone(house: House, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """The command line over a lake that holds one episode and one run of the house's."""
+    lake = open_lake((tmp_path / "alone").as_uri())
+    rows = query(open_lake(house.settings.lake_uri), "SELECT * EXCLUDE (key) FROM episodes LIMIT 1").to_pylist()
+    put_file(lake, rows[0]["uri"], house_path(house, rows[0]["uri"]))
+    append(lake, "episodes", rows, once="one")
+    shutil.copytree(house.settings.runs_dir / RUN, tmp_path / "alone/runs" / RUN)
+    monkeypatch.setenv("MEGAHOUR_LAKE", str(tmp_path / "alone"))
+    return cli
+
+
+def test_no_digits_name_no_episode_and_no_run_even_where_there_is_one(alone: Cli) -> None:
+    (episode,) = json.loads(alone("episodes", "ls", "--json")[1])
+    assert alone("episodes", "show", episode["episode_id"][0])[0] == 0
+    assert alone("runs", "show", RUN[0])[0] == 0
+    for words in ("episodes show", "episodes view", "episodes check", "lineage --episode"):
+        assert alone(*words.split(), "") == (1, "", NO_EPISODE), words
+    for words in ("runs show", "lineage", "eval show"):
+        assert alone(*words.split(), "") == (1, "", NO_RUN), words
+
+
+def test_only_what_brings_recordings_makes_a_lake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli) -> None:
+    place = tmp_path / "mistyped"
+    monkeypatch.setenv("MEGAHOUR_LAKE", str(place))
+    readers = (
+        *(("episodes", name) for name in ("ls", "check")),
+        *(("episodes", name, "0") for name in ("show", "view", "check")),
+        *(("quarantine", *words) for words in (("ls",), ("retry", "--all"), ("retry", "landing/x"))),
+        *(("manifest", "show", "press"), ("export", "lerobot", str(tmp_path / "out"), "--recipe", "press")),
+        *(("runs", "ls"), ("runs", "show"), ("lineage",), ("lineage", "--episode", "0"), ("eval", "show")),
+        ("ingest",),
+        ("land", str(tmp_path / "nothing")),
+    )
+    for command in readers:
+        code, out, err = cli(*command)
+        said = "nothing at" if command[0] == "land" else f"no lake at {place}: set MEGAHOUR_LAKE to where it is"
+        assert (code, out) == (1, "") and err.startswith(f"megahour: There is {said}"), command
+        assert not place.exists(), command
+    write_aloha(tmp_path / "lab/good.hdf5")
+    assert cli("land", str(tmp_path / "lab"))[0] == 0 and place.is_dir()
+    assert str(place) in cli("episodes", "ls")[1], "an empty lake says where it is: it may be the wrong one"
+
+
+def test_a_policy_that_is_no_control_is_shown_after_them(house: House, alone: Cli, tmp_path: Path) -> None:
+    rows = query(open_lake(house.settings.lake_uri), "SELECT * EXCLUDE (key) FROM evaluations").to_pylist()
+    other = {"untrained": "noisy", "trained": "trained", "blind": "blind"}
+    lake = open_lake((tmp_path / "alone").as_uri())
+    append(lake, "evaluations", [{**row, "policy": other[row["policy"]]} for row in rows], once="x")
+    code, out, _ = alone("eval", "show", "--json")
+    assert code == 0 and [each["policy"] for each in json.loads(out)["success"]] == ["trained", "blind", "noisy"]
+
+
+def test_what_is_no_recipes_name_is_told(cli: Cli) -> None:
+    for name in ("", "../press", "press.yaml", "Press"):
+        code, out, err = cli("manifest", "show", name)
+        assert (code, out) == (1, "") and err.startswith(f"megahour: {name!r} is no recipe's name: "), name

@@ -64,7 +64,7 @@ def test_what_cannot_land_is_named(tmp_path: Path) -> None:
         plan_landing(dataset(tmp_path), "../elsewhere")
 
 
-@pytest.mark.parametrize("name", ["new\nline.hdf5", "not utf-8 \udcff.hdf5"])
+@pytest.mark.parametrize("name", ["new\nline.hdf5", "not utf-8 \udcff.hdf5", "take#12"])
 def test_a_name_that_cannot_be_kept_is_refused_before_anything_lands(tmp_path: Path, name: str) -> None:
     (dataset(tmp_path) / name).touch()
     with pytest.raises(LandingError, match=r"Nothing was copied: .*Rename it"):
@@ -107,3 +107,21 @@ def test_a_full_disk_names_the_file_and_keeps_what_landed(tmp_path: Path, monkey
     with pytest.raises(LandingError, match=r"v\.mp4 could not be copied to .*: No space left on device"):
         list(land(lake, arrivals))
     assert [file.key for file in list_files(lake, "landing")] == [each.key for each in arrivals[:2]]
+
+
+def test_what_says_how_to_read_a_source_lands_first(tmp_path: Path) -> None:
+    folder = dataset(tmp_path)
+    (folder / "source.yaml").write_text("robot: arm")
+    keys = [arrival.key for arrival in plan_landing(folder)]
+    assert (keys[0], keys[-1]) == ("landing/g1/source.yaml", "landing/g1/meta/info.json")
+
+
+def test_a_source_yaml_that_nobody_would_read_does_not_land(tmp_path: Path) -> None:
+    folder = dataset(tmp_path)
+    (folder / "source.yaml").write_text("robot: arm")
+    with pytest.raises(LandingError, match=r"as landing/franka/g1/source\.yaml, .* landing/franka/source\.yaml alone"):
+        plan_landing(folder, "franka")
+    assert [each.key for each in plan_landing(folder / "source.yaml", "franka")] == ["landing/franka/source.yaml"]
+    (folder / "source.yaml").rename(folder / "meta/source.yaml")
+    with pytest.raises(LandingError, match=r"--source g1`, then move it out of the folder"):
+        plan_landing(folder)

@@ -112,3 +112,13 @@ def test_what_is_not_there_is_named(lake: Lake, runs_dir: Path) -> None:
     manifest.path.unlink()
     with pytest.raises(ManifestError, match="gone"):
         run_lineage(lake, runs_dir, key)
+
+
+def test_an_episode_that_was_superseded_since_still_leads_to_what_used_it(lake: Lake, runs_dir: Path) -> None:
+    manifest = a_manifest(lake, "good", "success")
+    key = a_run(lake, runs_dir, manifest)
+    append(lake, "episodes", [episode_row(1, revision=2, superseded_by="later")], once="superseded")
+    found = episode_lineage(lake, runs_dir, "e00001")
+    assert found["episode"]["superseded_by"] == "later"
+    assert [run["run_key"] for run in found["runs"]] == [key]
+    assert "e00001" in {episode["episode_id"] for episode in run_lineage(lake, runs_dir, key)["episodes"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -82,8 +83,37 @@ def test_the_options_shown_are_options() -> None:
             assert _parse(each, topic)
 
 
-def test_every_note_and_reason_is_documented() -> None:
-    told = (ROOT / "docs/sources.md").read_text()
+def section(title: str) -> str:
+    """The text below a title of docs/sources.md."""
+    return (ROOT / "docs/sources.md").read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def test_every_note_is_documented() -> None:
     code = "".join(path.read_text() for path in (ROOT / "megahour").rglob("*.py"))
-    for each in set(re.findall(r"\bNote\(\s*\"(\w+)\"", code)) | set(re.findall(r"SourceError\(\s*\"(\w+)\"", code)):
-        assert f"`{each}`" in told, each
+    for note in set(re.findall(r"\bNote\(\s*\"(\w+)\"", code)):
+        assert f"`{note}`" in section("Notes"), note
+
+
+def reasons_in(path: Path) -> set[str]:
+    """The codes that a module gives its errors and refusals."""
+    found = set(re.findall(r'^[A-Z_]+ = "(\w+)"\n"""Reason code', path.read_text(), re.MULTILINE))
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and re.search(r"(Error|Rejected|refusal)$", ast.unparse(node.func)):
+            given: list[ast.AST] = list(node.args)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "reason":
+            given = list(ast.walk(node.value))
+        else:
+            continue
+        texts = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        found |= {each for each in texts if re.fullmatch(r"[a-z]+(_[a-z]+)*", each)}
+    return found
+
+
+def test_every_reason_that_ingest_can_give_is_documented() -> None:
+    writing = [f"episode/{name}.py" for name in ("writer", "streams", "h264", "nal", "jpeg")]
+    paths = [*(ROOT / "megahour/sources").rglob("*.py"), *(ROOT / "megahour" / name for name in writing)]
+    paths += [ROOT / "megahour/ingest" / f"{name}.py" for name in ("verdict", "identify", "transcode", "run")]
+    found = {reason: path for path in paths for reason in reasons_in(path)}
+    assert {"gone", "changed", "worker_died", "unexpected", "invalid", "truncated", "damaged_frame"} <= set(found)
+    for reason, path in found.items():
+        assert f"`{reason}`" in section("Reasons"), f"{reason} of {path}"

@@ -2,24 +2,36 @@
 
 import os
 import pickle
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import obstore
 import pytest
 
 from megahour import storage
+from megahour.files import make_folders
+from megahour.runs import Intent, write_intent
 from megahour.storage import (
     Lake,
+    StoreError,
     head,
     list_files,
     open_lake,
+    overwrite,
     put_file,
     read_bytes,
     read_range,
     read_ranges,
-    replace,
+    read_tail,
+    sha256,
     stage,
     write_once,
+)
+
+NO_KEYS = (
+    *("", "a/", ".", "..", "../out.txt", "a/../../out.txt", "/a", "a//b.txt", "./a", "a/./b"),
+    *("a\0b", "a\nb", "a\udcff", "a#1"),
 )
 
 
@@ -114,7 +126,7 @@ def test_a_listing_is_sorted_by_key_and_leaves_out_what_is_being_written(lake: L
 def test_a_change_of_a_file_changes_its_etag(lake: Lake) -> None:
     before = write_once(lake, "f", b"one")
     assert head(lake, "f") == before
-    after = replace(lake, "f", b"two")
+    after = overwrite(lake, "f", b"two")
     assert after.etag != before.etag
     assert read_bytes(lake, "f") == b"two"
 
@@ -171,13 +183,117 @@ def test_a_name_that_is_no_key_hides_no_other_file(
     (root / "landing/lab/back").symlink_to(root / "landing")
     assert list(list_files(lake, "landing")) == before == list(written.values())
     assert [file.key for file in list_files(lake, "landing/lab", after=keys[0])] == [keys[1], keys[3]]
-    assert "is passed over: its name is not UTF-8" in caplog.text
+    assert "is passed over: its name cannot be kept" in caplog.text
 
 
 def test_a_link_to_itself_hides_no_other_file(lake: Lake, root: Path) -> None:
     write_once(lake, "landing/lab/a.hdf5", b"a")
     (root / "landing/lab/loop.hdf5").symlink_to("loop.hdf5")
     assert [file.key for file in list_files(lake, "landing")] == ["landing/lab/a.hdf5"]
+
+
+def every_call(lake: Lake, key: str, scratch: Path) -> list[Callable[[], object]]:
+    """A call of each function that takes a key."""
+    source = scratch / "source"
+    source.write_bytes(b"one")
+    return [
+        lambda: head(lake, key),
+        lambda: read_bytes(lake, key),
+        lambda: read_range(lake, key, 0, 1),
+        lambda: read_tail(lake, key, 1),
+        lambda: sha256(lake, key),
+        lambda: stage(lake, key, scratch / "staged"),
+        lambda: write_once(lake, key, b"one"),
+        lambda: put_file(lake, key, source),
+        lambda: overwrite(lake, key, b"one"),
+    ]
+
+
+@pytest.mark.parametrize("key", NO_KEYS)
+def test_what_is_no_key_is_refused_before_anything_is_touched(tmp_path: Path, key: str) -> None:
+    lake = open_lake((tmp_path / "outer/lake").as_uri())
+    calls = every_call(lake, key, tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    for call in [*calls, lambda: lake.local_path(key)]:
+        with pytest.raises(ValueError, match="cannot be a key"):
+            call()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("prefix", [key for key in NO_KEYS if key not in ("", "a/")])
+def test_what_can_be_no_folder_of_a_lake_is_not_listed(lake: Lake, prefix: str) -> None:
+    with pytest.raises(ValueError, match="cannot be a key"):
+        list(list_files(lake, prefix))
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files and folders that were made to last, in their order."""
+    found: list[Path] = []
+    fsync = os.fsync
+
+    def recorded(fd: int) -> None:
+        found.append(Path(f"/proc/self/fd/{fd}").readlink())
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    return found
+
+
+@pytest.mark.parametrize("write", [write_once, overwrite])
+def test_new_folders_last_through_a_power_cut_too(
+    lake: Lake, root: Path, synced: list[Path], write: Callable[[Lake, str, bytes], object]
+) -> None:
+    write(lake, "a/b/c", b"one")
+    assert [path for path in synced if path.is_dir()] == [root, root / "a", root / "a/b"]
+    synced.clear()
+    write(lake, "a/b/d", b"one")
+    assert [path for path in synced if path.is_dir()] == [root / "a/b"]
+
+
+def test_new_roots_and_runs_last_through_a_power_cut_too(tmp_path: Path, synced: list[Path]) -> None:
+    open_lake((tmp_path / "new/lake").as_uri())
+    assert synced == [tmp_path, tmp_path / "new"]
+    synced.clear()
+    write_intent(tmp_path / "runs", Intent("key", "demo", "file:///l", "m", "digest", {}, {}, "code", 0, "2026-01-01"))
+    assert [path for path in synced if path.is_dir()] == [tmp_path, tmp_path / "runs", tmp_path / "runs/key"]
+
+
+def test_folders_are_made_where_others_make_them_too(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: make_folders(tmp_path / "a/b/c/d"), range(64)))
+    assert (tmp_path / "a/b/c/d").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        make_folders(tmp_path / "file/a")
+
+
+def test_a_file_that_changes_while_it_is_staged_is_told_so(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = write_once(lake, "f", b"one")
+    overwrite(lake, "f", b"two")
+    monkeypatch.setattr(Lake, "local_path", lambda self, key: None)
+    monkeypatch.setattr(storage, "head", lambda lake, key: before)
+    with pytest.raises(OSError, match="f changed while it was read: read it again"):
+        stage(lake, "f", tmp_path / "scratch")
+    assert not list((tmp_path / "scratch").rglob("f"))
+
+
+def test_a_disk_that_fails_is_told_as_an_error_of_the_system(lake: Lake, root: Path) -> None:
+    write_once(lake, "a", b"one")
+    with pytest.raises(StoreError, match=r"The lake failed on .*/a/b: .*Not a directory.* try again"):
+        read_bytes(lake, "a/b")
+
+
+def test_a_write_that_meets_another_is_to_be_tried_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def conflict(*_: object, **__: object) -> None:
+        raise obstore.exceptions.AlreadyExistsError("409 ConditionalRequestConflict")
+
+    monkeypatch.setattr(Lake, "local_path", lambda self, key: None)
+    monkeypatch.setattr(obstore, "put", conflict)
+    with pytest.raises(StoreError, match=r"Another is writing .*: try again"):
+        write_once(lake, "a", b"one")
 
 
 def test_a_lake_that_cannot_be_says_what_to_do(tmp_path: Path) -> None:

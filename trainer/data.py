@@ -1,17 +1,19 @@
 """Samples for training: windows of episodes, read through a memory-mapped slice of the manifest.
 
-Nothing is exported: a window's pictures are decoded from the episode itself. Decoded episodes stay in memory until a
-budget is used up; windows of all others are decoded one by one, from a few episodes that are kept open. Which windows
-make up a step depends on the seed, the step and the rank alone, so a resumed run sees what it would have seen.
+Nothing is exported: a window's pictures are decoded from the episode itself. Episodes that are drawn again stay decoded
+in memory until a budget is used up; windows of all others are decoded one by one, from a few episodes that are kept
+open. Which windows make up a step depends on the seed, the step and the rank alone, so a resumed run sees what it would
+have seen.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,13 +28,16 @@ from megahour.episode.model import TimesNs
 from megahour.episode.reader import EpisodeReader
 from megahour.episode.sample import Query, SeriesQuery, nearest
 from megahour.manifest.recipe import Observation, Windows
+from megahour.manifest.timeline import timeline_of
 from megahour.storage import Lake
 from trainer.config import ModelConfig
 from trainer.flow import Batch, shrink
 
 PREFETCHED_BATCHES = 2
 OPEN_SHARE = 4
-"""A quarter of the memory is for open episodes: their indexes, values and last pictures. The rest is for whole ones."""
+"""A quarter of the memory is for open episodes: their indexes, values and last pictures."""
+SLICE_SHARE = 8
+"""An eighth is for what decoding a slice of an episode takes meanwhile. The rest is for whole ones."""
 
 _Arrays = tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]
 """Pictures, states and actions."""
@@ -82,8 +87,8 @@ class Normalization:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank draws from: `rows` (columns `uri, bytes, start, windows`), and where each row's part of the draws
-    ends, ascending to 1.
+    """What one rank draws from: `rows` (columns `uri, bytes, start, end, windows`), and where each row's part of the
+    draws ends, ascending to 1.
     """
 
     rows: pa.Table
@@ -93,17 +98,33 @@ class Share:
 class WindowReader:
     """Windows of the episodes of one rank's share of a manifest.
 
-    Not to be shared by threads.
+    The first window of an episode is decoded by itself. The second decodes the whole episode, as long as `memory_bytes`
+    has room for it: that costs an episode's length over a window's as much, once, and every later window a copy. It is
+    worth it where episodes are drawn again and again; where they are so many that few are, the memory stays unused.
+
+    `memory_bytes` bounds what is held between reads and while one decodes, beside the samples that are returned, one
+    window, and the decoders' own memory. Not to be shared by threads.
+
+    Raises:
+        ValueError: the rows do not say which timeline they count in, or count in other steps than `windows`.
     """
 
     def __init__(self, lake: Lake, share: Share, observation: Observation, windows: Windows, memory_bytes: int) -> None:
+        self._timeline = timeline_of(share.rows)
+        if self._timeline.stride != windows.stride:
+            raise ValueError(
+                f"The rows count windows that begin every {self._timeline.stride} frames, and windows of every "
+                f"{windows.stride} are to be read: read them with the recipe that they were made by"
+            )
         self._rows = share.rows
         self._ends = share.ends
         self._observation = observation
         self._windows = windows
         self._episodes = Episodes(lake, memory_bytes // OPEN_SHARE)
+        self._slice_bytes = memory_bytes // SLICE_SHARE
         self._room_bytes = memory_bytes - memory_bytes // OPEN_SHARE
         self._decoded: dict[int, _Arrays] = {}
+        self._met = np.zeros(share.rows.num_rows, np.bool_)
         self._first = share.rows.column("start").to_numpy()
         self._counts = share.rows.column("windows").to_numpy()
 
@@ -129,10 +150,14 @@ class WindowReader:
 
         Raises:
             megahour.episode.model.EpisodeError: an episode is damaged; the message names it.
+            megahour.manifest.timeline.TimelineError: an episode's windows were counted on another timeline.
         """
-        found = [self._look(row, start) for row, start in windows.tolist()]
-        pictures, states, actions = zip(*found, strict=True)
-        return Samples(np.stack(pictures), np.stack(states), np.stack(actions))
+        looks = (self._look(row, start) for row, start in windows.tolist())
+        first = next(looks)
+        samples = Samples(*(np.empty((len(windows), *part.shape), part.dtype) for part in first))
+        for place, found in enumerate(chain([first], looks)):
+            samples.pictures[place], samples.states[place], samples.actions[place] = found
+        return samples
 
     def _look(self, row: int, start: int) -> _Arrays:
         """One window's pictures `(frames, cameras, height, width, 3)`, state and actions."""
@@ -140,15 +165,22 @@ class WindowReader:
         rows = start + np.arange(self._windows.actions)
         if row not in self._decoded:
             reader = self._open(row)
-            times = slowest_times(reader, self._observation.cameras)
-            height, width = self._observation.size
-            size_bytes = len(times) * len(self._observation.cameras) * height * width * 3
-            if size_bytes > self._room_bytes:
+            times = self._timeline.times(reader, self._rows.column("end")[row].as_py())
+            size_bytes = self._decoded_bytes(reader, len(times))
+            room_bytes = self._room_bytes - size_bytes
+            again, self._met[row] = self._met[row], True
+            if room_bytes < self._slice_bytes or not again:
                 return self._sample(reader, times, frames, rows)
-            self._room_bytes -= size_bytes
-            self._decoded[row] = _decode(reader, times, self._observation)
+            self._decoded[row] = _decode(reader, times, self._observation, room_bytes)
+            self._room_bytes = room_bytes
         pictures, states, actions = self._decoded[row]
         return pictures[frames], states[start], actions[rows]
+
+    def _decoded_bytes(self, reader: EpisodeReader, frames: int) -> int:
+        """What a decoded episode takes: its pictures, and a float32 for each value of its states and actions."""
+        seen = self._observation
+        values = sum(len(each.names) for each in reader.index.series if each.name in (seen.state, seen.action))
+        return frames * (len(seen.cameras) * _picture_bytes(seen) + 4 * values)
 
     def _open(self, row: int) -> EpisodeReader:
         return self._episodes.open(self._rows.column("uri")[row].as_py(), self._rows.column("bytes")[row].as_py())
@@ -174,23 +206,28 @@ class WindowReader:
         )
 
 
-def _decode(reader: EpisodeReader, times: TimesNs, seen: Observation) -> _Arrays:
-    """A whole episode on the times of its slowest camera."""
-    pictures = [
-        reader.frames(camera, nearest(reader.cameras[camera].times_ns, times).tolist(), seen.size)
-        for camera in seen.cameras
-    ]
+def _decode(reader: EpisodeReader, times: TimesNs, seen: Observation, room_bytes: int) -> _Arrays:
+    """A whole episode on a timeline, in slices that take about `room_bytes` while they are decoded."""
+    pictures = np.empty((len(times), len(seen.cameras), *seen.size, 3), np.uint8)
+    # Of a slice there are the pictures and a copy, the coded bytes of its groups and a copy of one camera's.
+    moment_bytes = 2 * (_picture_bytes(seen) + reader.size_bytes // len(times))
+    at_once = max(1, room_bytes // moment_bytes)
+    for start in range(0, len(times), at_once):
+        part = slice(start, start + at_once)
+        for place, camera in enumerate(seen.cameras):
+            indices = nearest(reader.cameras[camera].times_ns, times[part])
+            pictures[part, place] = reader.frames(camera, indices.tolist(), seen.size)
     state, action = reader.series(seen.state), reader.series(seen.action)
     return (
-        np.stack(pictures, axis=1),
+        pictures,
         state.values[nearest(state.times_ns, times)].astype(np.float32),
         action.values[nearest(action.times_ns, times)].astype(np.float32),
     )
 
 
-def slowest_times(reader: EpisodeReader, cameras: Sequence[str]) -> TimesNs:
-    """The times of the camera with the fewest pictures: the timeline that windows count in."""
-    return min((reader.cameras[name].times_ns for name in cameras), key=len)
+def _picture_bytes(seen: Observation) -> int:
+    height, width = seen.size
+    return height * width * 3
 
 
 def rank_share(rows: pa.Table, rank: int, world: int) -> Share:

@@ -82,7 +82,7 @@ def look(lake: Lake, settings: Settings, recipes: Mapping[str, Recipe], ingested
     versions = tuple(sorted(table_versions(lake).items()))
     decided, episodes, quarantined = count(lake, versions)
     finished = recordings_of(lake, frozenset(ingested))
-    known = [each for each in landed if (each.uri, each.fingerprint) in planned]
+    known = [each for each in landed if planned.get(each.uri) == each.fingerprint]
     intents, _ = latest_intents(lake, recipes)
     wanted = {intent.recipe: intent for intent in intents}
     return Facts(

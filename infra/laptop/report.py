@@ -14,7 +14,7 @@ from infra.laptop.facts import Facts, RecipeFacts, read_summary
 from megahour.lineage import run_lineage
 from megahour.runs import Json, read_events
 from megahour.settings import Settings
-from megahour.storage import Lake, read_bytes, replace
+from megahour.storage import Lake, overwrite, read_bytes
 from megahour.success import wilson
 
 KEY = "demo.json"
@@ -45,7 +45,7 @@ def read_demo(lake: Lake) -> Json | None:
 
 def write_demo(lake: Lake, demo: Json) -> None:
     """Replace `demo.json`; readers see the old one or the new one."""
-    replace(lake, KEY, json.dumps(demo, indent=2).encode())
+    overwrite(lake, KEY, json.dumps(demo, indent=2).encode())
 
 
 def show_report(

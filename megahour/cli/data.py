@@ -6,7 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from megahour.cli.find import EPISODE_SUMMARY, CommandError, Json, episode_row, open_the_lake, read_settings, rows_of
+from megahour.cli.find import (
+    EPISODE_SUMMARY,
+    CommandError,
+    Json,
+    episode_row,
+    open_the_lake,
+    read_settings,
+    require_recipe_name,
+    rows_of,
+)
 
 episodes_app = typer.Typer(help="Episodes of the lake.", no_args_is_help=True)
 quarantine_app = typer.Typer(help="Recordings that could not be ingested.", no_args_is_help=True)
@@ -54,8 +63,8 @@ def episodes_ls(
         show_json(rows)
         return
     shown = [{**row, "id": row["episode_id"][:12], "warnings": len(row["warnings"] or ()) or None} for row in rows]
-    nothing = "No episode is like that" if conditions else "No episodes. Land recordings first: megahour land SRC"
-    show_rows(shown, EPISODE_COLUMNS, nothing)
+    empty = f"No episodes in {read_settings().lake_uri}. Land recordings first: megahour land SRC"
+    show_rows(shown, EPISODE_COLUMNS, "No episode is like that" if conditions else empty)
     if total > len(rows):
         print(f"{len(rows)} of {total} episodes; --limit shows more")
 
@@ -114,14 +123,15 @@ def episodes_check(
         for row in track(rows, "Checking", console=Console(stderr=True), transient=True)
         for problem in check_episode(lake, row["uri"], row["sha256"])
     ]
-    repaired = [_repaired(episode_id) for episode_id in dict.fromkeys(p["episode_id"] for p in problems) if repair]
+    damaged = list(dict.fromkeys(problem["episode_id"] for problem in problems))
+    repaired = [_repaired(episode_id) for episode_id in damaged] if repair else []
     if json:
         show_json({"checked": len(rows), "problems": problems, "repaired": repaired})
     else:
         show_rows(problems, ("episode_id", "reason", "message"), f"{len(rows)} episodes checked, all good")
         if repaired:
             show_rows(repaired, ("episode_id", "uri", "outcome"), "")
-    if problems and not all(each["uri"] for each in repaired or [{"uri": None}]):
+    if len(damaged) > len([each for each in repaired if each["uri"] is not None]):
         raise typer.Exit(1)
 
 
@@ -168,7 +178,8 @@ def quarantine_retry(
     if not wanted:
         print("Nothing is in quarantine")
         return
-    print(f"Batch {retry_quarantined(open_the_lake(), wanted)} will try {len(wanted)} recordings again")
+    for batch in retry_quarantined(open_the_lake(), read_settings(), wanted):
+        print(f"Batch {batch.key} will try {len(batch.recordings)} recordings again")
 
 
 @manifest_app.command("show")
@@ -185,6 +196,7 @@ def manifest_show(
     from megahour.manifest.load import latest_key, load_manifest, manifest_keys
     from megahour.manifest.recipe import load_recipe
 
+    require_recipe_name(recipe)
     lake = open_the_lake()
     prefix = f"manifests/{recipe}/"
     if digest is None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from megahour.cli.find import CommandError, episode_row, open_the_lake, read_settings
+from megahour.cli.find import CommandError, episode_row, open_the_lake, read_settings, require_recipe_name
 
 export_app = typer.Typer(help="Datasets for other projects.", no_args_is_help=True)
 
@@ -41,7 +41,7 @@ def export_lerobot(
     ] = None,
     series: Annotated[list[str] | None, typer.Option(help="Only this series, repeated; default all.")] = None,
     fps: Annotated[
-        int | None, typer.Option(min=1, help="The dataset's one rate; default the cameras' own, rounded.")
+        int | None, typer.Option(min=1, max=1000, help="The dataset's one rate; default the cameras' own, rounded.")
     ] = None,
 ) -> None:
     """Write a LeRobot v3.0 dataset. Pictures are copied as they are coded, none is coded anew."""
@@ -52,7 +52,7 @@ def export_lerobot(
     from megahour.export import choose
     from megahour.export.lerobot import export_lerobot as export
     from megahour.export.model import Wanted
-    from megahour.export.survey import agree, look
+    from megahour.export.survey import agree, examine
 
     if re.match(r"[a-z0-9]+:/", str(out)):
         raise CommandError("The dataset is written to a folder of this machine; copy it to a bucket from there")
@@ -60,8 +60,14 @@ def export_lerobot(
         raise CommandError(
             "Say which episodes: either --recipe NAME, or --episodes ID; `megahour episodes ls` lists them"
         )
+    if recipe is None and split is not Split.ALL:
+        raise CommandError("--split is of a recipe's manifest: single episodes are all exported")
+    out = out.expanduser().absolute()
+    if out.resolve() == Path.cwd():
+        raise CommandError(f"{out} is the folder this command runs in, and would be replaced: name one in it")
     lake = open_the_lake()
     if recipe is not None:
+        require_recipe_name(recipe)
         choice = choose.of_recipe(lake, recipe, split.value, read_settings().scratch)
     else:
         ids = [each.strip() for given in episodes or () for each in given.split(",") if each.strip()]
@@ -70,8 +76,8 @@ def export_lerobot(
     wanted = Wanted(cameras, tuple(series) if series else None, fps)
     terminal = Console(stderr=True)
     quiet = not terminal.is_terminal
-    looks = (look(lake, each, wanted) for each in choice)
-    agreed = agree(track(looks, "Looking", total=len(choice), console=terminal, transient=True, disable=quiet))
+    candidates = (examine(lake, each, wanted) for each in choice)
+    agreed = agree(track(candidates, "Looking", total=len(choice), console=terminal, transient=True, disable=quiet))
     frames = size_bytes = 0
     bars = Progress(console=terminal, transient=True, disable=quiet)
     with bars as progress, closing(export(out, lake, choice, agreed)) as written:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,10 +34,10 @@ def read_settings() -> Settings:
 
 
 def open_the_lake() -> Lake:
-    """The lake of the settings."""
-    from megahour.storage import open_lake
+    """The lake of the settings, which is there already."""
+    from megahour.storage import find_lake
 
-    return open_lake(read_settings().lake_uri)
+    return find_lake(read_settings().lake_uri)
 
 
 def rows_of(sql: str, params: Sequence[Any] = ()) -> list[dict[str, Any]]:
@@ -47,10 +48,17 @@ def rows_of(sql: str, params: Sequence[Any] = ()) -> list[dict[str, Any]]:
     return rows
 
 
+def require_digits(episode_id: str) -> None:
+    """Every id begins with nothing, and one that is alone would be found."""
+    if not episode_id:
+        raise CommandError("An episode is named by its id, or its first digits: `megahour episodes ls` lists them")
+
+
 def episode_row(episode_id: str) -> dict[str, Any]:
     """The row of the episode whose id begins with `episode_id`."""
+    require_digits(episode_id)
     rows = rows_of(
-        f"SELECT {EPISODE_SUMMARY} FROM curated WHERE starts_with(episode_id, ?) ORDER BY episode_id LIMIT 2",
+        f"SELECT {EPISODE_SUMMARY} FROM measured WHERE starts_with(episode_id, ?) ORDER BY episode_id LIMIT 2",
         [episode_id],
     )
     if not rows:
@@ -60,12 +68,27 @@ def episode_row(episode_id: str) -> dict[str, Any]:
     return rows[0]
 
 
-def run_dir_of(run: str | None) -> Path:
-    """The directory of the run whose key begins with `run`; of the latest run where that is None."""
+def require_recipe_name(recipe: str) -> None:
+    """A name that no recipe has would look for a manifest in another place of the lake."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_]*", recipe):
+        raise CommandError(f"{recipe!r} is no recipe's name: give one of small letters, digits and _, without .yaml")
+
+
+def known_runs() -> tuple[Path, list[Path]]:
+    """The folder of runs, and the directories of those in it, oldest first."""
     from megahour.runs import run_dirs
 
+    # Before the first run there is no folder of them: only the lake says whether the place is right.
+    open_the_lake()
     runs_dir = read_settings().runs_dir
-    known = run_dirs(runs_dir)
+    return runs_dir, run_dirs(runs_dir)
+
+
+def run_dir_of(run: str | None) -> Path:
+    """The directory of the run whose key begins with `run`; of the latest run where that is None."""
+    if run == "":
+        raise CommandError("A run is named by its key, or its first digits: `megahour runs ls` lists them")
+    runs_dir, known = known_runs()
     if not known:
         raise CommandError(f"There are no runs in {runs_dir}")
     if run is None:

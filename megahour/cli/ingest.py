@@ -20,7 +20,7 @@ def ingest() -> None:
     from megahour.ingest.land import land_batch
     from megahour.ingest.measure import measure_batch
     from megahour.ingest.pending import pending_batches
-    from megahour.ingest.plan import list_batches, read_batch
+    from megahour.ingest.plan import read_batch
     from megahour.ingest.run import ingest_batch
 
     lake, settings = open_the_lake(), read_settings()
@@ -29,7 +29,7 @@ def ingest() -> None:
     with console.status("Waiting for the landing zone to settle"):
         time.sleep(settings.settle_s)
     discover(lake, settings, "", datetime.now(UTC), math.inf)
-    batches = [read_batch(lake, key) for key in pending_batches(lake, list_batches(lake))]
+    batches = [read_batch(lake, key) for key in pending_batches(lake)]
     held: list[dict[str, str]] = []
     ingested = episodes = 0
     with Progress(console=console, transient=True) as progress:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from megahour.cli.find import open_the_lake, read_settings
+from megahour.cli.find import read_settings
 
 
 def record(
@@ -60,9 +60,10 @@ def land(
     from megahour.display import size
     from megahour.landing import land as land_files
     from megahour.landing import plan_landing
+    from megahour.storage import open_lake
 
-    lake = open_the_lake()
     arrivals = plan_landing(src, source)
+    lake = open_lake(read_settings().lake_uri)
     copied: list[int] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(f"Landing {src.name}", total=sum(arrival.size_bytes for arrival in arrivals))

@@ -7,11 +7,22 @@ from typing import Annotated, Any
 
 import typer
 
-from megahour.cli.find import CommandError, Json, open_the_lake, read_settings, rows_of, run_dir_of
+from megahour.cli.find import (
+    CommandError,
+    Json,
+    known_runs,
+    open_the_lake,
+    read_settings,
+    require_digits,
+    rows_of,
+    run_dir_of,
+)
 
 runs_app = typer.Typer(help="Training runs.", no_args_is_help=True)
 eval_app = typer.Typer(help="Evaluations of checkpoints.", no_args_is_help=True)
 
+POLICIES = ("trained", "untrained", "blind")
+"""The trained policy and its controls, in the order they are shown; others follow."""
 ROLLOUT_COLUMNS = ("policy", "rollout", "init_state", "success_once", "success_at_end", "steps", "error", "video")
 
 
@@ -28,6 +39,7 @@ def lineage(
     if episode is not None:
         if run is not None:
             raise CommandError("Ask for a run or for an episode, not for both")
+        require_digits(episode)
         title, found = (
             f"episode {episode}",
             episode_lineage(open_the_lake(), settings.runs_dir, episode, settings.scratch),
@@ -46,14 +58,14 @@ def lineage(
 def runs_ls(json: Json = False) -> None:
     """List training runs, oldest first."""
     from megahour.display import show_json, show_rows
-    from megahour.runs import run_dirs
 
-    rows = [_run_summary(run_dir) for run_dir in run_dirs(read_settings().runs_dir)]
+    runs_dir, known = known_runs()
+    rows = [_run_summary(run_dir) for run_dir in known]
     if json:
         show_json(rows)
     else:
         columns = ("run_key", "recipe", "state", "step", "of", "loss", "checkpoints", "attempt", "created_at")
-        show_rows(rows, columns, "No runs. A manifest of a recipe with `launch: true` starts one")
+        show_rows(rows, columns, f"No runs in {runs_dir}. A manifest of a recipe with `launch: true` starts one")
 
 
 @runs_app.command("show")
@@ -105,7 +117,8 @@ def eval_show(
             f"Run {run_key} was not rolled out in a simulator: it is not evaluated yet, or its recipe names none"
         )
     summary = []
-    for policy in sorted({row["policy"] for row in rows}, key=("trained", "untrained", "blind").index):
+    found = {row["policy"] for row in rows}
+    for policy in [*(name for name in POLICIES if name in found), *sorted(found.difference(POLICIES))]:
         own = [row for row in rows if row["policy"] == policy]
         k, n = sum(row["success_once"] for row in own), len(own)
         low, high = wilson(k, n)

@@ -29,6 +29,9 @@ def episodes_view(
     row = episode_row(episode_id)
     scratch = read_settings().scratch.absolute()
     path = stage(open_the_lake(), row["uri"], scratch / "view", row["sha256"]).absolute()
+    cameras = list(open_episode_file(path).cameras)
+    if unknown := [name for name in camera or () if name not in cameras]:
+        raise CommandError(f"The episode has no camera {', '.join(unknown)}, only {', '.join(cameras) or 'none'}")
     print(f"Episode {row['episode_id']} is {path}")
     print("Foxglove: open that file in its desktop program, or in the browser at https://app.foxglove.dev")
     rerun = _rerun()
@@ -37,9 +40,6 @@ def episodes_view(
             raise CommandError(f"Rerun writes {out}, and it is not installed: {INSTALL}")
         print(f"Rerun: it is not installed; {INSTALL} (500 MB), then this command opens the episode")
         return
-    cameras = list(open_episode_file(path).cameras)
-    if unknown := [name for name in camera or () if name not in cameras]:
-        raise CommandError(f"The episode has no camera {', '.join(unknown)}, only {', '.join(cameras) or 'none'}")
     hidden = [name for name in cameras if camera and name not in camera]
     recording = out or scratch / "view" / f"{row['episode_id']}.rrd"
     recording.parent.mkdir(parents=True, exist_ok=True)

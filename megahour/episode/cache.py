@@ -26,14 +26,17 @@ class Cache:
         self._kept.move_to_end(key)
         return found[0]
 
-    def takes(self, size_bytes: int) -> bool:
-        """Whether a value of this size would be kept."""
-        return 2 * size_bytes <= self.budget_bytes
+    def takes_together(self, size_bytes: int) -> bool:
+        """Whether what one call brings, of this size together, is to be kept: a quarter of the budget, and no more.
+
+        A whole episode would push out all others, a value at a time.
+        """
+        return 4 * size_bytes <= self.budget_bytes
 
     def put(self, key: Hashable, value: Any, size_bytes: int) -> None:
         """Keep `value`, which takes `size_bytes`, in the place of what was under `key`."""
         self.drop(key)
-        if not self.takes(size_bytes):
+        if 2 * size_bytes > self.budget_bytes:
             return
         self._kept[key] = value, size_bytes
         self.held_bytes += size_bytes

@@ -9,11 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import groupby
-from typing import Any
 
 import numpy as np
-from foxglove_schemas_protobuf.CompressedImage_pb2 import CompressedImage
-from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
 from foxglove_schemas_protobuf.JointStates_pb2 import JointStates
 from google.protobuf.message import DecodeError
 from mcap.opcode import Opcode
@@ -21,7 +18,7 @@ from mcap.reader import make_reader
 
 from megahour.episode import index as idx
 from megahour.episode.chunks import chunk_messages
-from megahour.episode.container import MESSAGE_HEAD
+from megahour.episode.container import MESSAGE_HEAD, picture_class
 from megahour.episode.decoding import Run, decode
 from megahour.episode.h264 import is_keyframe
 from megahour.episode.joints import timestamp
@@ -132,7 +129,7 @@ def _picture(camera: idx.CameraIndex, i: int, data: bytes) -> tuple[bytes, bool]
     head = struct.pack("<BQHIQQ", Opcode.MESSAGE, len(record) - 9, camera.channel, i, time_ns, time_ns)
     if record[:MESSAGE_HEAD] != head:
         raise EpisodeError("corrupt", "its message has another channel, number or time than the index says")
-    kind: Any = CompressedImage if camera.codec == "jpeg" else CompressedVideo
+    kind = picture_class(camera.codec)
     try:
         message = kind.FromString(record[MESSAGE_HEAD:])
     except DecodeError as error:

@@ -1,8 +1,9 @@
-"""Where the messages of an unpacked chunk lie."""
+"""Where the records of an unpacked chunk or a summary lie, and the messages among them."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,22 +25,31 @@ class ChunkMessages:
     ends: NDArray[np.int64]
 
 
+def records_in(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """The records of a chunk or a summary: opcode, where the body begins and ends. The last may end behind `data`."""
+    unpack = struct.Struct("<BQ").unpack_from
+    at = 0
+    while at + RECORD_HEAD <= len(data):
+        opcode, length = unpack(data, at)
+        start = at + RECORD_HEAD
+        at = start + length
+        yield opcode, start, at
+
+
 def chunk_messages(data: bytes) -> ChunkMessages:
     """The messages of an unpacked chunk, in their order.
 
     Raises:
         EpisodeError: `corrupt` when it does not consist of whole records.
     """
-    unpack = struct.Struct("<BQ").unpack_from
-    places, at = [], 0
-    while at < len(data):
-        opcode, length = unpack(data, at) if at + RECORD_HEAD <= len(data) else (0, len(data))
-        end = at + RECORD_HEAD + length
-        if end > len(data) or (opcode == Opcode.MESSAGE and end < at + MESSAGE_HEAD):
-            raise EpisodeError("corrupt", "A chunk ends inside a record")
+    places, end = [], 0
+    for opcode, body, end in records_in(data):
         if opcode == Opcode.MESSAGE:
-            places.append((at, end))
-        at = end
+            if end < body - RECORD_HEAD + MESSAGE_HEAD:
+                raise EpisodeError("corrupt", "A chunk has a message without a head")
+            places.append((body - RECORD_HEAD, end))
+    if end != len(data):
+        raise EpisodeError("corrupt", "A chunk ends inside a record")
     starts, ends = np.array(places, np.int64).reshape(-1, 2).T
     # Behind a record's head: channel, sequence, log time, publish time.
     heads = np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(RECORD_HEAD, MESSAGE_HEAD)]

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 import zstandard
+from foxglove_schemas_protobuf.CompressedImage_pb2 import CompressedImage
+from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
 from mcap import records
 from mcap.data_stream import RecordBuilder
 from mcap.opcode import Opcode
@@ -50,6 +52,11 @@ def protobuf_topic(name: str, message: Any) -> ExtraTopic:
     """The topic `name` of messages of this protobuf class."""
     schema = build_file_descriptor_set(message).SerializeToString(deterministic=True)
     return ExtraTopic(name, "protobuf", message.DESCRIPTOR.full_name, "protobuf", schema)
+
+
+def picture_class(codec: str) -> Any:
+    """The protobuf class of the messages of a camera whose pictures are coded so, `jpeg` or `h264`."""
+    return CompressedImage if codec == "jpeg" else CompressedVideo
 
 
 def record_bytes(record: records.McapRecord) -> bytes:

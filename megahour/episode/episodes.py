@@ -16,7 +16,8 @@ class Episodes:
     """Episodes of a lake, opened when they are asked for and forgotten when memory is short.
 
     Their indexes, the bytes and values read last and the pictures decoded last take `budget_bytes` together, whatever
-    their number. `threads` decode at once. Not to be shared by threads; it can be pickled, and serves after a fork.
+    their number; what one call decodes is kept if it takes a quarter of that or less. `threads` decode at once. Not to
+    be shared by threads; it can be pickled, and serves after a fork.
     """
 
     def __init__(self, lake: Lake, budget_bytes: int, threads: int = 1) -> None:
@@ -33,13 +34,14 @@ class Episodes:
         return self._cache.held_bytes
 
     def open(self, key: str, size_bytes: int | None = None) -> EpisodeReader:
-        """The episode under `key`; one read, none while it is remembered.
+        """The episode under `key`; one read, none while it is remembered. `size_bytes` is checked where it is known.
 
         Raises:
             EpisodeError: `missing`, `truncated`, `corrupt` or `version`.
         """
         reader: EpisodeReader | None = self._cache.get(key)
-        if reader is None:
+        # One that is remembered with another size is opened anew, and says what is wrong.
+        if reader is None or size_bytes not in (None, reader.size_bytes):
             reader = EpisodeReader(lake_bytes(self._lake, key), size_bytes, self._cache, self._threads)
             said = sum(len(extra.schema) for extra in reader.extras)
             self._cache.put(key, reader, reader.index.size_bytes + said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,13 +17,14 @@ from av.video.frame import PictureType
 from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
 
 from megahour.episode.model import Chroma, EpisodeError, Frames
+from megahour.episode.nal import DELIMITER, KEY_SLICE, PPS, SEI, SLICE, SPS, Bits, NalError, payload, stream_units
 from megahour.files import appearing
 
 Size = tuple[int, int]
 """(height, width)."""
 
-SLICE, KEY_SLICE, SEI, SPS, PPS, DELIMITER = 1, 5, 6, 7, 8, 9
-"""NAL unit types of ITU-T H.264, table 7-1."""
+ANNEX_B = re.compile(rb"\x00\x00+\x01")
+"""How an Annex B stream begins: with the start code of its first NAL unit, of three bytes or more."""
 
 BT601 = 6
 LIMITED, FULL = 1, 2
@@ -235,12 +237,14 @@ def scale_frames(frames: Frames, size: Size) -> Frames:
 
 
 def nal_units(data: bytes) -> list[bytes]:
-    """The NAL units of an Annex B access unit, without their start codes."""
-    parts = data.split(b"\x00\x00\x01")
-    if len(parts) < 2 or parts[0].strip(b"\x00"):
+    """The NAL units of an Annex B access unit, without their start codes, none of them empty.
+
+    Raises:
+        EpisodeError: `corrupt` when it does not begin with a start code.
+    """
+    if ANNEX_B.match(data) is None:
         raise EpisodeError("corrupt", "A picture is not an Annex B stream: it does not begin with a start code")
-    # A 4-byte start code leaves a zero at the end of the unit before it; no NAL unit ends in a zero byte.
-    return [part.rstrip(b"\x00") for part in parts[1:]]
+    return stream_units(data)
 
 
 def is_keyframe(data: bytes) -> bool:
@@ -250,12 +254,12 @@ def is_keyframe(data: bytes) -> bool:
         EpisodeError: it does not hold exactly the slices of one picture, has B slices, or lacks its SPS or PPS.
     """
     units = nal_units(data)
-    types = [unit[0] & 31 if unit else 0 for unit in units]
-    slices = [unit for unit, kind in zip(units, types, strict=True) if kind in (SLICE, KEY_SLICE)]
-    first = [unit for unit in slices if _slice_header(unit)[0] == 0]
-    if len(first) != 1:
-        raise EpisodeError("corrupt", f"A message holds {len(first)} pictures instead of one (NAL units {types})")
-    if any(_slice_header(unit)[1] % 5 == 1 for unit in slices):
+    types = [unit[0] & 31 for unit in units]
+    slices = [_slice_header(unit) for unit, kind in zip(units, types, strict=True) if kind in (SLICE, KEY_SLICE)]
+    pictures = sum(first_macroblock == 0 for first_macroblock, _ in slices)
+    if pictures != 1:
+        raise EpisodeError("corrupt", f"A message holds {pictures} pictures instead of one (NAL units {types})")
+    if any(slice_type % 5 == 1 for _, slice_type in slices):
         raise EpisodeError("corrupt", "A picture is a B-frame, and pictures must be stored in the order they decode")
     if KEY_SLICE not in types:
         return False
@@ -265,16 +269,12 @@ def is_keyframe(data: bytes) -> bool:
 
 
 def _slice_header(unit: bytes) -> tuple[int, int]:
-    """first_mb_in_slice and slice_type (ITU-T H.264, 7.3.3): two Exp-Golomb numbers."""
-    bits = "".join(f"{byte:08b}" for byte in unit[1:17])
-    numbers, at = [], 0
-    for _ in range(2):
-        zeros = bits.find("1", at) - at
-        if zeros < 0:
-            raise EpisodeError("corrupt", "A slice ends inside its header")
-        numbers.append(int(bits[at + zeros : at + 2 * zeros + 1], 2) - 1)
-        at += 2 * zeros + 1
-    return numbers[0], numbers[1]
+    """first_mb_in_slice and slice_type (ITU-T H.264, 7.3.3)."""
+    bits = Bits(payload(unit, 1))
+    try:
+        return bits.ue(), bits.ue()
+    except NalError as error:
+        raise EpisodeError("corrupt", f"A slice of a picture {error}") from error
 
 
 def _access_unit(data: bytes, keyframe: bool) -> AccessUnit:

@@ -22,6 +22,8 @@ METADATA = "megahour.episode"
 VERSION = 2
 MOST_PX = 65535
 """No JPEG and no H.264 is wider or higher."""
+MOST_BYTES = 2**62
+"""No file is so large; places below it can be added up."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,8 @@ def _fault(index: EpisodeIndex) -> str:
             return f"camera '{camera.name}' is {camera.codec} of {camera.width}x{camera.height}"
         if not len(camera.times_ns) or not camera.keyframes[0]:
             return f"camera '{camera.name}' does not begin with a keyframe"
-        if camera.times_ns[0] < 0 or (camera.times_ns[1:] <= camera.times_ns[:-1]).any() or (camera.offsets < 0).any():
+        placed = camera.offsets.min() >= 0 and camera.offsets.max() < MOST_BYTES
+        if camera.times_ns[0] < 0 or (camera.times_ns[1:] <= camera.times_ns[:-1]).any() or not placed:
             return f"camera '{camera.name}' has times that do not increase, or places that cannot be"
     held = {channel for chunk in index.chunks for channel in chunk.channels}
     for series in index.series:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,6 +13,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from numpy.typing import NDArray
 
 from megahour.episode.model import EpisodeError
+
+SLICE_BYTES = 1024 * 1024
+"""So much of a series is serialized at a time."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,19 @@ def timestamp(time_ns: int) -> Timestamp:
     return Timestamp(seconds=seconds, nanos=nanos)
 
 
-def to_messages(names: tuple[str, ...], times_ns: NDArray[np.int64], values: NDArray[np.floating]) -> list[bytes]:
-    """One serialized `JointStates` per row of `values` `(n, d)`. Positions are float64: exact for float32."""
+def to_messages(names: tuple[str, ...], times_ns: NDArray[np.int64], values: NDArray[np.floating]) -> Iterator[bytes]:
+    """One serialized `JointStates` per row of `values` `(n, d)`. Positions are float64: exact for float32.
+
+    No more than `SLICE_BYTES` of them are in memory at once.
+    """
     layout = _layout(names)
-    rows = np.tile(layout.template, (len(values), 1))
-    doubles = np.ascontiguousarray(values, "<f8")
-    rows[:, layout.columns.ravel()] = doubles.view(np.uint8).reshape(len(values), -1)
-    stamps = (JointStates(timestamp=timestamp(int(t))).SerializeToString() for t in times_ns)
-    return [stamp + row.tobytes() for stamp, row in zip(stamps, rows, strict=True)]
+    step = max(1, SLICE_BYTES // len(layout.template))
+    for start in range(0, len(values), step):
+        doubles = np.ascontiguousarray(values[start : start + step], "<f8")
+        rows = np.tile(layout.template, (len(doubles), 1))
+        rows[:, layout.columns.ravel()] = doubles.view(np.uint8).reshape(len(doubles), -1)
+        for time_ns, row in zip(times_ns[start : start + step].tolist(), rows, strict=True):
+            yield JointStates(timestamp=timestamp(time_ns)).SerializeToString() + row.tobytes()
 
 
 def from_messages(

@@ -11,6 +11,8 @@ from typing import Literal
 
 from megahour.errors import DataError
 
+SLICE, KEY_SLICE, SEI, SPS, PPS, DELIMITER = 1, 5, 6, 7, 8, 9
+"""NAL unit types of H.264 (table 7-1); a key slice is one of an IDR picture."""
 HEADER_BYTES = 64
 """Enough of a slice for the part of its header that is read here."""
 START_CODE = re.compile(rb"\x00\x00\x01")
@@ -71,7 +73,7 @@ class Watch:
             at = 21 if self._hevc else 4
             self._length_bytes = 1 + (extradata[at] & 3 if len(extradata) > at else 3)
         try:
-            for unit in _configured(extradata, self._hevc) if self._length_bytes else _stream_units(extradata):
+            for unit in _configured(extradata, self._hevc) if self._length_bytes else stream_units(extradata):
                 self._learn(unit)
         except NalError:
             # What the configuration lacks, the first picture will miss.
@@ -88,7 +90,7 @@ class Watch:
                 frames before it are gone, `no_parameter_sets` when nothing says how to decode it.
         """
         pictures, entry = 0, False
-        units = _sized_units(packet, self._length_bytes) if self._length_bytes else _stream_units(packet)
+        units = _sized_units(packet, self._length_bytes) if self._length_bytes else stream_units(packet)
         for unit in units:
             kind = self._kind(unit)
             if not self._is_slice(kind):
@@ -97,7 +99,7 @@ class Watch:
             if FORBIDDEN.search(unit):
                 raise NalError("damaged_frame", "holds bytes that no encoder writes: a part of it was overwritten")
             pictures += self._slice(unit, kind)
-            entry = 16 <= kind <= 23 if self._hevc else kind == 5
+            entry = 16 <= kind <= 23 if self._hevc else kind == KEY_SLICE
         if not pictures:
             raise NalError("dropped_frames", "is empty: it holds no picture")
         return entry
@@ -106,24 +108,24 @@ class Watch:
         return unit[0] >> 1 & 63 if self._hevc else unit[0] & 31
 
     def _is_slice(self, kind: int) -> bool:
-        return kind < 32 if self._hevc else kind in (1, 5)
+        return kind < 32 if self._hevc else kind in (SLICE, KEY_SLICE)
 
     def _learn(self, unit: bytes) -> None:
         kind = self._kind(unit)
         if self._hevc:
             if kind == 34:
-                self._learn_pps(_Bits(_payload(unit, 2)))
+                self._learn_pps(Bits(payload(unit, 2)))
             elif kind == 33:
                 # Which one it is stands behind much else, and there is one.
                 self._sps[0] = _Sps(False, 0, True, True)
-        elif kind == 7:
-            bits = _Bits(_payload(unit, 1, whole=True))
+        elif kind == SPS:
+            bits = Bits(payload(unit, 1, whole=True))
             number, sps = _sps(bits)
             self._sps[number] = sps
-        elif kind == 8:
-            self._learn_pps(_Bits(_payload(unit, 1)))
+        elif kind == PPS:
+            self._learn_pps(Bits(payload(unit, 1)))
 
-    def _learn_pps(self, bits: _Bits) -> None:
+    def _learn_pps(self, bits: Bits) -> None:
         number = bits.ue()
         self._pps[number] = bits.ue()
 
@@ -131,7 +133,7 @@ class Watch:
         """Whether a slice is the first one of a picture."""
         if self._hevc:
             return self._hevc_slice(unit, kind)
-        bits = _Bits(_payload(unit, 1))
+        bits = Bits(payload(unit, 1))
         first_macroblock, _, pps = bits.ue(), bits.ue(), bits.ue()
         sps = self._sps.get(self._pps.get(pps, -1))
         if sps is None:
@@ -142,11 +144,11 @@ class Watch:
         field = not sps.frames_only and bits.u(1)
         if first_macroblock:
             return False
-        self._follow(_Picture(sps, frame_num, bool(unit[0] & 0x60), bits.u(1) if field else None), kind == 5)
+        self._follow(_Picture(sps, frame_num, bool(unit[0] & 0x60), bits.u(1) if field else None), kind == KEY_SLICE)
         return True
 
     def _hevc_slice(self, unit: bytes, kind: int) -> bool:
-        bits = _Bits(_payload(unit, 2))
+        bits = Bits(payload(unit, 2))
         first = bool(bits.u(1))
         if 16 <= kind <= 23:
             bits.u(1)
@@ -200,7 +202,7 @@ def _sized_units(packet: bytes, length_bytes: int) -> list[bytes]:
     return units
 
 
-def _stream_units(stream: bytes) -> list[bytes]:
+def stream_units(stream: bytes) -> list[bytes]:
     """The NAL units of an Annex B byte stream, without the zeros behind them."""
     units = (part.rstrip(b"\x00") for part in START_CODE.split(stream)[1:])
     return [unit for unit in units if unit]
@@ -227,12 +229,12 @@ def _configured(extradata: bytes, hevc: bool) -> list[bytes]:
     return [unit for unit in units if unit]
 
 
-def _payload(unit: bytes, header_bytes: int, whole: bool = False) -> bytes:
+def payload(unit: bytes, header_bytes: int, whole: bool = False) -> bytes:
     """A NAL unit's payload, without its emulation prevention bytes."""
     return unit[header_bytes : None if whole else HEADER_BYTES].replace(b"\x00\x00\x03", b"\x00\x00")
 
 
-def _sps(bits: _Bits) -> tuple[int, _Sps]:
+def _sps(bits: Bits) -> tuple[int, _Sps]:
     """The id of a sequence parameter set, and what of it is needed here (H.264, 7.3.2.1.1)."""
     profile = bits.u(8)
     bits.u(16)
@@ -260,7 +262,7 @@ def _sps(bits: _Bits) -> tuple[int, _Sps]:
     return number, replace(sps, gaps_allowed=gaps_allowed, frames_only=bool(bits.u(1)))
 
 
-def _skip_scaling_list(bits: _Bits, size: int) -> None:
+def _skip_scaling_list(bits: Bits, size: int) -> None:
     last = following = 8
     for _ in range(size):
         if following:
@@ -269,7 +271,7 @@ def _skip_scaling_list(bits: _Bits, size: int) -> None:
         last = following or last
 
 
-class _Bits:
+class Bits:
     """Reads numbers from the front of some bytes."""
 
     def __init__(self, data: bytes) -> None:

@@ -1,17 +1,16 @@
-"""Read an episode: samples by byte range, one request per group of topics, every byte that is used checked."""
+"""Read an episode: samples by byte range, all requests of one in one call, every byte that is used checked."""
 
 from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from foxglove_schemas_protobuf.CompressedImage_pb2 import CompressedImage
-from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
@@ -19,12 +18,22 @@ from megahour.episode import decoding
 from megahour.episode import index as idx
 from megahour.episode.cache import Cache
 from megahour.episode.chunks import ChunkMessages, chunk_messages
-from megahour.episode.container import MESSAGE_HEAD
+from megahour.episode.container import MESSAGE_HEAD, picture_class
 from megahour.episode.decoding import Threads
 from megahour.episode.joints import from_messages
 from megahour.episode.model import Chroma, EpisodeError, EpisodeFacts, ExtraMessage, Frames, Series, TimesNs
-from megahour.episode.ranges import ByteSource, FileBytes, MappedBytes, lake_bytes
-from megahour.episode.sample import Pictures, Query, Sample, SeriesQuery, last, near_enough, nearest, rows_at
+from megahour.episode.ranges import Buffer, ByteSource, FileBytes, MappedBytes, lake_bytes
+from megahour.episode.sample import (
+    Pictures,
+    Query,
+    Sample,
+    SeriesQuery,
+    check_choice,
+    last,
+    near_enough,
+    nearest,
+    rows_at,
+)
 from megahour.episode.tail import AGAIN, Run, open_tail, read_exactly
 from megahour.episode.zstd import unpack
 from megahour.storage import Lake
@@ -119,7 +128,10 @@ class EpisodeReader:
         return tuple(series.name for series in self.index.series)
 
     def sample(self, moment_ns: int, query: Query) -> Sample:
-        """Pictures and values around a moment, with one request per group of topics that holds some of them.
+        """Pictures and values around a moment, fetched with one call.
+
+        That is one request per group of topics that holds some of them; where more than `GAP_BYTES` that nobody wants
+        lie between them, it is one for each side.
 
         Raises:
             EpisodeError: `no_topic`, `missing`, `truncated` or `corrupt`.
@@ -127,7 +139,9 @@ class EpisodeReader:
         return self.samples([moment_ns], query)[0]
 
     def samples(self, moments_ns: Sequence[int], query: Query) -> list[Sample]:
-        """The samples of several moments, in their order. A picture that several need is fetched and decoded once.
+        """The samples of several moments, in their order, fetched with one call.
+
+        A picture that several need is fetched and decoded once.
 
         Raises:
             EpisodeError: `no_topic`, `missing`, `truncated` or `corrupt`.
@@ -143,11 +157,12 @@ class EpisodeReader:
         values = {name: self._plan_rows(name, moments, wanted) for name, wanted in query.series.items()}
         read = self._fetch(_spans([*looks, *values.values()]))
         self._decode(looks, read)
+        self._unpack(list(values.values()), read)
         pictures = {
             name: (look.at(frames), self._full[name].times_ns[frames], valid)
             for (name, (frames, valid)), look in zip(found.items(), looks, strict=True)
         }
-        rows = {name: (*self._rows(look, read), look.series.period_ns) for name, look in values.items()}
+        rows = {name: (*look.rows(), look.series.period_ns) for name, look in values.items()}
         return [
             Sample(
                 int(moment),
@@ -170,25 +185,19 @@ class EpisodeReader:
         """The pictures of `camera` at `indices`, in that order, `(n, height, width, 3)` uint8 RGB.
 
         `size` is (height, width): pictures are scaled by area averaging while they are converted from YUV, out of a
-        rendition that is no smaller, where there is one. `chroma` matters where they are not scaled. One request
-        fetches the bytes from the keyframe before the first picture to the last one, of all cameras of the group:
-        asking the next camera for the same moments reads nothing.
+        rendition that is no smaller, where there is one. `chroma` matters where they are not scaled. One call fetches
+        the bytes from the keyframe before the first picture to the last one, without gaps of more than `GAP_BYTES`, of
+        all cameras of the group: asking the next camera for the same moments reads nothing, while that is kept.
 
         Raises:
             EpisodeError: `no_topic`, `out_of_range`, `missing`, `truncated` or `corrupt`.
+            ValueError: there is no such `chroma`.
         """
+        check_choice("chroma", chroma, Chroma)
         stored = self._stored(camera, size)
-        wanted = np.asarray(indices, np.int64).reshape(-1)
-        count = len(stored.times_ns)
-        if len(wanted) and (wanted.min() < 0 or wanted.max() >= count):
-            raise self._error(
-                "out_of_range",
-                f"camera '{camera}' has the pictures 0 to {count - 1}, and {wanted.min()} to {wanted.max()} were asked",
-            )
-        if not len(wanted):
-            return np.empty((0, *(size or (stored.height, stored.width)), 3), np.uint8)
+        wanted = self._numbered(stored, indices)
         look = self._plan(stored, wanted, size, chroma)
-        read = self._fetch(_merged([self._group_span(stored, *run) for run in look.runs]))
+        read = self._fetch(_merged(self._group_spans(stored, look.runs)))
         self._decode([look], read)
         return look.at(wanted)
 
@@ -203,7 +212,8 @@ class EpisodeReader:
         if found is None:
             series = self._series(name)
             look = self._plan_chunks(series, range(len(self._chunks_of(series).all)))
-            times_ns, values = self._rows(look, self._fetch(_spans([look])))
+            self._unpack([look], self._fetch(_spans([look])))
+            times_ns, values = look.rows()
             found = Series(name, times_ns, values, look.series.names)
             self._cache.put(key, found, values.nbytes + times_ns.nbytes)
         return found
@@ -234,12 +244,13 @@ class EpisodeReader:
         """The coded pictures `start` to `end` (exclusive) of a camera: H.264 access units, or JPEG files.
 
         Raises:
-            EpisodeError: `no_topic`, `missing`, `truncated` or `corrupt`.
+            EpisodeError: `no_topic`, `out_of_range`, `missing`, `truncated` or `corrupt`.
         """
         stored = self._stored(camera, None)
         if end <= start:
             return []
-        read = self._fetch([self._group_span(stored, start, end - 1)])
+        self._numbered(stored, [start, end - 1])
+        read = self._fetch(self._group_spans(stored, [(start, end - 1)]))
         return [self._coded(stored, i, read) for i in range(start, end)]
 
     # topics
@@ -259,6 +270,14 @@ class EpisodeReader:
                 if each.rendition_of == name and each.height >= size[0] and each.width >= size[1]:
                     return each
         return self._full[name]
+
+    def _numbered(self, camera: idx.CameraIndex, numbers: Sequence[int]) -> NDArray[np.int64]:
+        """The numbers of pictures of a camera, `(n,)`, all of which it has."""
+        wanted, count = np.asarray(numbers, np.int64).reshape(-1), len(camera.times_ns)
+        if len(wanted) and (wanted.min() < 0 or wanted.max() >= count):
+            asked = f"{wanted.min()} to {wanted.max()} were asked"
+            raise self._error("out_of_range", f"camera '{camera.name}' has the pictures 0 to {count - 1}, and {asked}")
+        return wanted
 
     def _series(self, name: str) -> idx.SeriesIndex:
         for series in self.index.series:
@@ -301,8 +320,8 @@ class EpisodeReader:
         if absent:
             keys = np.flatnonzero(stored.keyframes)
             starts = keys[np.searchsorted(keys, [frame for _, frame in absent], side="right") - 1]
-            for start in np.unique(starts).tolist():
-                look.wanted[start] = [each for each, own in zip(absent, starts, strict=True) if own == start]
+            for start, each in zip(starts.tolist(), absent, strict=True):
+                look.wanted.setdefault(start, []).append(each)
         return look
 
     def _decode(self, looks: Sequence[_Look], read: Sequence[Run]) -> None:
@@ -330,21 +349,24 @@ class EpisodeReader:
         except EpisodeError as error:
             names = self._listed(sorted({look.stored.name for look in looks if look.wanted}))
             raise self._error(error.reason, f"pictures of {names}: {error}. {AGAIN}") from error
-        for look in looks:
-            for place, frame in (each for members in look.wanted.values() for each in members):
-                picture = look.pictures[place]
-                if self._cache.takes(picture.nbytes):
-                    # A copy: a view would keep the pictures of the whole sample.
-                    self._cache.put((self._number, *look.key, frame), picture.copy(), picture.nbytes)
+        self._keep(looks)
+
+    def _keep(self, looks: Sequence[_Look]) -> None:
+        """Keep the pictures that were decoded, where they are few."""
+        fresh = [(look, *each) for look in looks for members in look.wanted.values() for each in members]
+        if self._cache.takes_together(sum(look.pictures[place].nbytes for look, place, _ in fresh)):
+            for look, place, frame in fresh:
+                # A copy: a view would keep the pictures of the whole sample.
+                picture = look.pictures[place].copy()
+                self._cache.put((self._number, *look.key, frame), picture, picture.nbytes)
 
     def _coded(self, camera: idx.CameraIndex, i: int, read: Sequence[Run]) -> bytes:
         start, end = int(camera.offsets[i]), int(camera.offsets[i]) + int(camera.lengths[i])
-        record = next((part for run in read if (part := run.cut(start, end)) is not None), b"")
+        record = _cut(read, start, end)
         if zlib.crc32(record) != camera.crcs[i]:
             raise self._error("corrupt", f"the checksum of picture {i} of camera '{camera.name}' is wrong. {AGAIN}")
-        kind: Any = CompressedImage if camera.codec == "jpeg" else CompressedVideo
         try:
-            return bytes(kind.FromString(bytes(record[MESSAGE_HEAD:])).data)
+            return bytes(picture_class(camera.codec).FromString(bytes(record[MESSAGE_HEAD:])).data)
         except DecodeError as error:
             raise self._error("corrupt", f"picture {i} of camera '{camera.name}' is no message: {error}") from error
 
@@ -374,43 +396,49 @@ class EpisodeReader:
             self._chunks[series.name] = _Chunks(chunks, spans[:, 0], spans[:, 1])
         return self._chunks[series.name]
 
-    def _rows(self, look: _Values, read: Sequence[Run]) -> tuple[TimesNs, NDArray[np.floating]]:
-        """Times and values of a series in its chunks."""
-        parts = []
-        for chunk, kept in look.chunks.items():
-            parts.append((self._unpack(chunk, read) if kept is None else kept)[look.series.channel])
-        if len(parts) == 1:
-            return parts[0]
-        times_ns, values = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
-        values.flags.writeable = times_ns.flags.writeable = False
-        return times_ns, values
+    def _unpack(self, looks: Sequence[_Values], read: Sequence[Run]) -> None:
+        """Fill in the chunks that are not kept, out of what was read; keep them whole where they are few."""
+        absent = dict.fromkeys(chunk for look in looks for chunk, kept in look.chunks.items() if kept is None)
+        sizes = {chunk: self._values_bytes(chunk) for chunk in absent}
+        keep = self._cache.takes_together(sum(sizes.values()))
+        for chunk in absent:
+            asking = [look for look in looks if chunk in look.chunks]
+            wanted = chunk.channels.keys() if keep else {look.series.channel for look in asking}
+            values = self._values(chunk, wanted, read)
+            for look in asking:
+                look.chunks[chunk] = values
+            if keep:
+                self._cache.put((self._number, "chunk", chunk.offset), values, sizes[chunk])
 
-    def _unpack(self, chunk: idx.ChunkIndex, read: Sequence[Run]) -> _Channels:
-        """All series of a chunk, by channel."""
-        key = self._number, "chunk", chunk.offset
-        # Another series of the same sample may have unpacked it.
-        found: _Channels | None = self._cache.get(key)
-        if found is None:
-            data, messages = self._unpacked(chunk, read)
-            found = {}
-            for series in self.index.series:
-                if series.channel in chunk.channels:
-                    own = messages.channels == series.channel
-                    if np.count_nonzero(own) != chunk.channels[series.channel][1]:
-                        raise self._error("corrupt", f"a chunk has not all rows of '{series.name}'. {AGAIN}")
-                    try:
-                        values = from_messages(series.names, data, messages.starts[own], messages.ends[own])
-                    except EpisodeError as error:
-                        raise self._error(error.reason, f"rows of '{series.name}': {error}. {AGAIN}") from error
-                    values, times_ns = values.astype(series.dtype), messages.times_ns[own]
-                    values.flags.writeable = times_ns.flags.writeable = False
-                    found[series.channel] = times_ns, values
-            self._cache.put(key, found, sum(times.nbytes + values.nbytes for times, values in found.values()))
+    def _values_bytes(self, chunk: idx.ChunkIndex) -> int:
+        """Memory that the times and values of all series of a chunk take."""
+        return sum(
+            chunk.channels[series.channel][1] * (8 + len(series.names) * np.dtype(series.dtype).itemsize)
+            for series in self.index.series
+            if series.channel in chunk.channels
+        )
+
+    def _values(self, chunk: idx.ChunkIndex, wanted: Collection[int], read: Sequence[Run]) -> _Channels:
+        """Series of a chunk, those of the `wanted` channels."""
+        data, messages = self._unpacked(chunk, read)
+        found: _Channels = {}
+        for series in self.index.series:
+            if series.channel in wanted:
+                own = messages.channels == series.channel
+                if np.count_nonzero(own) != chunk.channels[series.channel][1]:
+                    raise self._error("corrupt", f"a chunk has not all rows of '{series.name}'. {AGAIN}")
+                try:
+                    values = from_messages(series.names, data, messages.starts[own], messages.ends[own])
+                except EpisodeError as error:
+                    raise self._error(error.reason, f"rows of '{series.name}': {error}. {AGAIN}") from error
+                values, times_ns = values.astype(series.dtype), messages.times_ns[own]
+                values.flags.writeable = times_ns.flags.writeable = False
+                found[series.channel] = times_ns, values
         return found
 
     def _unpacked(self, chunk: idx.ChunkIndex, read: Sequence[Run]) -> tuple[bytes, ChunkMessages]:
         start, end = chunk.offset, chunk.offset + chunk.size_bytes
-        packed = next((part for run in read if (part := run.cut(start, end)) is not None), b"")
+        packed = _cut(read, start, end)
         if zlib.crc32(packed) != chunk.crc:
             raise self._error("corrupt", f"the checksum of a chunk of '{chunk.group}' is wrong. {AGAIN}")
         try:
@@ -421,32 +449,32 @@ class EpisodeReader:
 
     # bytes
 
-    def _group_span(self, camera: idx.CameraIndex, first: int, end: int) -> Span:
-        """The bytes from a camera's picture `first` to `end`, widened to what its group holds of the same time."""
-        low, high = int(camera.offsets[first]), int(camera.offsets[end]) + int(camera.lengths[end])
+    def _group_spans(self, camera: idx.CameraIndex, runs: Sequence[tuple[int, int]]) -> list[Span]:
+        """The bytes of runs of a camera, first to last picture, widened to what its group holds of the same time."""
+        firsts, ends = np.array(runs, np.int64).reshape(-1, 2).T
+        lows, highs = camera.offsets[firsts], camera.offsets[ends] + camera.lengths[ends]
         for other in self.index.cameras:
             if other is camera or other.group != camera.group:
                 continue
-            since = int(np.searchsorted(other.times_ns, camera.times_ns[first], side="right")) - 1
-            upto = int(np.searchsorted(other.times_ns, camera.times_ns[end], side="right")) - 1
-            keys = np.flatnonzero(other.keyframes[: since + 1])
-            if len(keys):
-                low = min(low, int(other.offsets[keys[-1]]))
-                high = max(high, int(other.offsets[upto]) + int(other.lengths[upto]))
-        return low, high
+            since, upto = last(other.times_ns, camera.times_ns[firsts]), last(other.times_ns, camera.times_ns[ends])
+            keys, begun = np.flatnonzero(other.keyframes), other.times_ns[0] <= camera.times_ns[firsts]
+            low, high = other.offsets[keys[last(keys, since)]], other.offsets[upto] + other.lengths[upto]
+            lows = np.where(begun, np.minimum(lows, low), lows)
+            highs = np.where(begun, np.maximum(highs, high), highs)
+        return list(zip(lows.tolist(), highs.tolist(), strict=True))
 
     def _fetch(self, spans: Sequence[Span]) -> list[Run]:
-        """Runs of bytes that hold all spans: out of what is held, the rest with one call."""
+        """Runs of bytes that hold all spans, in order of their start: what is held, the rest with one call."""
         held: list[Run] = [run for key in ("tail", "last") if (run := self._cache.get((self._number, key))) is not None]
         absent = [span for span in spans if all(run.cut(*span) is None for run in held)]
         if not absent:
-            return held
+            return sorted(held, key=_start)
         if any(end > self.size_bytes for _, end in absent):
             raise self._error("corrupt", f"its index points beyond its {self.size_bytes} bytes. {AGAIN}")
         parts = read_exactly(self._source, [start for start, _ in absent], [end for _, end in absent])
         read = [Run(start, part) for (start, _), part in zip(absent, parts, strict=True)]
         self._hold("last", max(read, key=lambda run: len(run.data)))
-        return [*read, *held]
+        return sorted([*read, *held], key=_start)
 
     def _hold(self, what: str, run: Run) -> None:
         self._cache.put((self._number, what), run, len(run.data))
@@ -515,9 +543,30 @@ class _Values:
     def group(self) -> str:
         return self.series.group
 
+    def rows(self) -> tuple[TimesNs, NDArray[np.floating]]:
+        """Times and values, when all chunks are there."""
+        parts = [chunk[self.series.channel] for chunk in self.chunks.values() if chunk is not None]
+        if len(parts) == 1:
+            return parts[0]
+        times_ns, values = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+        values.flags.writeable = times_ns.flags.writeable = False
+        return times_ns, values
+
     @property
     def spans(self) -> list[Span]:
         return [(chunk.offset, chunk.offset + chunk.size_bytes) for chunk, kept in self.chunks.items() if kept is None]
+
+
+def _start(run: Run) -> int:
+    return run.start
+
+
+def _cut(runs: Sequence[Run], start: int, end: int) -> Buffer:
+    """The bytes `start` to `end` of a file out of runs in order of their start; none where no run holds them."""
+    for i in range(bisect_right(runs, start, key=_start) - 1, -1, -1):
+        if (part := runs[i].cut(start, end)) is not None:
+            return part
+    return b""
 
 
 def _spans(looks: Sequence[_Look | _Values]) -> list[Span]:

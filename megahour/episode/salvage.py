@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from glob import escape
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from foxglove_schemas_protobuf.CompressedImage_pb2 import CompressedImage
-from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
 from foxglove_schemas_protobuf.JointStates_pb2 import JointStates
 from google.protobuf.message import DecodeError
 from mcap import records
@@ -19,7 +17,7 @@ from mcap.opcode import Opcode
 
 from megahour.episode import index as idx
 from megahour.episode.chunks import ChunkMessages, chunk_messages
-from megahour.episode.container import MESSAGE_HEAD
+from megahour.episode.container import MESSAGE_HEAD, picture_class
 from megahour.episode.decoding import Run, decode
 from megahour.episode.h264 import Size, is_keyframe
 from megahour.episode.joints import from_messages
@@ -223,7 +221,7 @@ def _defined(schemas: dict[int, records.Schema], channels: dict[int, records.Cha
         kind = schemas[channel.schema_id].name if channel.schema_id in schemas else ""
         if "height" in said and "width" in said:
             size = int(said["height"]), int(said["width"])
-            codec: Literal["h264", "jpeg"] = "jpeg" if kind == CompressedImage.DESCRIPTOR.full_name else "h264"
+            codec: Literal["h264", "jpeg"] = "jpeg" if kind == picture_class("jpeg").DESCRIPTOR.full_name else "h264"
             if name.startswith("rendition/"):
                 topics.renditions = True
             else:
@@ -319,7 +317,7 @@ def _camera(camera: _Camera, messages: dict[int, Messages], losses: list[str]) -
 
 def _pictures(camera: _Camera, messages: Messages) -> Iterator[tuple[int, bytes]]:
     """Times and coded pictures that decode: of a GOP those before the first that is missing or damaged."""
-    kind: Any = CompressedImage if camera.codec == "jpeg" else CompressedVideo
+    kind = picture_class(camera.codec)
     gop: list[tuple[int, bytes]] = []
     watch, expected, last_ns = Watch("h264", b""), -1, -1
     for number in sorted(messages):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,22 @@ from megahour.episode.model import Chroma, Frames, TimesNs
 
 VALID_PERIODS = 1.5
 """What is further from the wanted time than this many of its topic's periods does not stand for that time."""
+
+
+How = Literal["nearest", "last", "linear", "raw"]
+"""Which rows stand for wanted times."""
+Pick = Literal["nearest", "last"]
+"""Which picture stands for a wanted time."""
+
+
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """Refuse what is none of a `Literal`'s choices: a mistyped one must not stand for another.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if value not in get_args(choices):
+        raise ValueError(f"{name} is {value!r}, and must be one of {', '.join(get_args(choices))}")
 
 
 @dataclass(frozen=True)
@@ -25,7 +41,10 @@ class SeriesQuery:
     """
 
     offsets_ns: tuple[int, ...]
-    how: Literal["nearest", "last", "linear", "raw"] = "nearest"
+    how: How = "nearest"
+
+    def __post_init__(self) -> None:
+        check_choice("how", self.how, How)
 
 
 @dataclass(frozen=True)
@@ -40,8 +59,12 @@ class Query:
     cameras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     size: tuple[int, int] | None = None
     series: Mapping[str, SeriesQuery] = field(default_factory=dict)
-    pick: Literal["nearest", "last"] = "nearest"
+    pick: Pick = "nearest"
     chroma: Chroma = "nearest"
+
+    def __post_init__(self) -> None:
+        check_choice("pick", self.pick, Pick)
+        check_choice("chroma", self.chroma, Chroma)
 
 
 @dataclass(frozen=True)
@@ -99,7 +122,7 @@ def near_enough(times_ns: TimesNs, found: NDArray[np.int64], wanted_ns: TimesNs,
     return near
 
 
-def rows_at(rows: tuple[TimesNs, NDArray[np.floating], int], wanted_ns: TimesNs, how: str) -> Rows:
+def rows_at(rows: tuple[TimesNs, NDArray[np.floating], int], wanted_ns: TimesNs, how: How) -> Rows:
     """The rows that stand for the wanted times, out of all around them: times, values `(n, d)`, period in ns."""
     times_ns, values, period_ns = rows
     if how == "raw":

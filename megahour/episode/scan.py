@@ -16,7 +16,7 @@ from mcap.data_stream import ReadDataStream
 from mcap.opcode import Opcode
 from numpy.typing import NDArray
 
-from megahour.episode.chunks import ChunkMessages, chunk_messages
+from megahour.episode.chunks import ChunkMessages, chunk_messages, records_in
 from megahour.episode.container import MAGIC, RECORD_HEAD
 from megahour.episode.model import EpisodeError
 from megahour.episode.ranges import MemoryBytes
@@ -27,6 +27,15 @@ CHUNK_HEAD = RECORD_HEAD + 8 + 8 + 8 + 4
 """Bytes of a chunk's record before its compression's name: head, start time, end time, size unpacked, CRC."""
 _AGAIN = re.compile(rb"[\x06\x09\x0c].{5}\x00\x00\x00", re.DOTALL)
 """How the record of a chunk, an attachment or metadata begins: its opcode and a length below 2^40."""
+_FIELDS: dict[int, tuple[int, tuple[int, ...], int]] = {
+    Opcode.HEADER: (0, (4, 4), 0),
+    Opcode.CHUNK: (8 + 8 + 8 + 4, (4, 8), 0),
+    Opcode.MESSAGE_INDEX: (2, (4,), 0),
+    Opcode.ATTACHMENT: (8 + 8, (4, 4, 8), 4),
+    Opcode.METADATA: (0, (4, 4), 0),
+}
+"""How the records that lie among the data are made up: bytes of fixed fields, bytes of the length before each of the
+others, and bytes of a checksum behind them."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +89,17 @@ def scan(name: str, data: bytes) -> Scan:
     with suppress(EpisodeError):
         found.ending = open_ending(MemoryBytes(name, data))
         found.summary = found.ending.summary
+    view = memoryview(data)
     at = len(MAGIC) if data.startswith(MAGIC) else 0
     while at < len(data):
         opcode, length = struct.unpack_from("<BQ", data, at) if at + RECORD_HEAD <= len(data) else (0, 0)
         end = at + RECORD_HEAD + length
         if opcode == Opcode.DATA_END and length == 4 and end <= len(data):
             found.data_end = at
-            found.data_crc_wrong = (
-                zlib.crc32(memoryview(data)[:at]) != struct.unpack_from("<I", data, at + RECORD_HEAD)[0]
-            )
+            found.data_crc_wrong = zlib.crc32(view[:at]) != int.from_bytes(view[end - 4 : end], "little")
             found.summary = found.summary or _summary_behind(data, end)
             break
-        if opcode and end <= len(data) and _take(found, opcode, at, data[at:end]):
+        if end <= len(data) and _adds_up(opcode, view[at:end]) and _take(found, opcode, at, view[at:end]):
             at = end
         else:
             following = _AGAIN.search(data, at + 1)
@@ -107,13 +115,28 @@ def scan(name: str, data: bytes) -> Scan:
 def _summary_behind(data: bytes, start: int) -> bytes | None:
     """The summary that begins at `start`, where bytes before it are missing or too many: its checksum is as it was."""
     summary, footer = data[start:-FOOTER_BYTES], data[-FOOTER_BYTES:]
-    if len(data) < start + FOOTER_BYTES or zlib.crc32(footer[:25], zlib.crc32(summary)) != _u32(footer[25:29]):
+    said = int.from_bytes(footer[25:29], "little")
+    if len(data) < start + FOOTER_BYTES or zlib.crc32(footer[:25], zlib.crc32(summary)) != said:
         return None
     return summary
 
 
-def _take(found: Scan, opcode: int, at: int, record: bytes) -> bool:
-    """Take a record into account if it is whole."""
+def _adds_up(opcode: int, record: memoryview) -> bool:
+    """Whether the lengths inside a record fill it.
+
+    Bytes that only look like a record's head may claim most of the file: they cost no more than this.
+    """
+    if opcode not in _FIELDS:
+        return False
+    fixed, lengths, behind = _FIELDS[opcode]
+    at = RECORD_HEAD + fixed
+    for width in lengths:
+        at += width + int.from_bytes(record[at : at + width], "little")
+    return at + behind == len(record)
+
+
+def _take(found: Scan, opcode: int, at: int, record: memoryview) -> bool:
+    """Take a record whose lengths add up into account if it is whole."""
     if opcode == Opcode.CHUNK:
         chunk = _chunk(at, record)
         if chunk is not None:
@@ -122,39 +145,36 @@ def _take(found: Scan, opcode: int, at: int, record: bytes) -> bool:
     if opcode == Opcode.MESSAGE_INDEX:
         return _take_message_index(found, at, record)
     if opcode == Opcode.ATTACHMENT:
-        whole = len(record) > RECORD_HEAD + 4 and zlib.crc32(record[RECORD_HEAD:-4]) == _u32(record[-4:])
+        whole = zlib.crc32(record[RECORD_HEAD:-4]) == int.from_bytes(record[-4:], "little")
         if whole:
-            found.attachments.append((at, record))
+            found.attachments.append((at, bytes(record)))
         return whole
-    if opcode == Opcode.METADATA and read_record(records.Metadata, record[RECORD_HEAD:]) is not None:
-        found.metadata.append((at, record))
+    if opcode == Opcode.METADATA and read_record(records.Metadata, bytes(record[RECORD_HEAD:])) is not None:
+        found.metadata.append((at, bytes(record)))
         return True
-    return opcode == Opcode.HEADER and read_record(records.Header, record[RECORD_HEAD:]) is not None
+    return opcode == Opcode.HEADER and read_record(records.Header, bytes(record[RECORD_HEAD:])) is not None
 
 
-def _chunk(at: int, record: bytes) -> Chunk | None:
+def _chunk(at: int, record: memoryview) -> Chunk | None:
+    start_ns, end_ns, size, crc, length = struct.unpack_from("<QQQII", record, RECORD_HEAD)
+    data_at = CHUNK_HEAD + 4 + length + 8
+    compression, packed = bytes(record[CHUNK_HEAD + 4 : data_at - 8]), record[data_at:]
+    if compression not in (b"", b"zstd") or (not compression and size != len(packed)):
+        return None
     try:
-        start_ns, end_ns, size, crc, length = struct.unpack_from("<QQQII", record, RECORD_HEAD)
-        compression = record[CHUNK_HEAD + 4 : CHUNK_HEAD + 4 + length]
-        data_at = CHUNK_HEAD + 4 + length + 8
-        (data_bytes,) = struct.unpack_from("<Q", record, data_at - 8)
-        packed = record[data_at:]
-        if compression not in (b"", b"zstd") or data_bytes != len(packed):
-            return None
-        content = unpack(packed, size) if compression else packed
-        if len(content) != size or zlib.crc32(content) != crc:
+        content = unpack(packed, size) if compression else bytes(packed)
+        if zlib.crc32(content) != crc:
             return None
         messages = chunk_messages(content)
-    except (struct.error, EpisodeError):
+    except EpisodeError:
         return None
-    kind = compression.decode()
-    packed_crc = zlib.crc32(packed) if compression else crc
+    kind, packed_crc = compression.decode(), zlib.crc32(packed) if compression else crc
     return Chunk(at, at + data_at, at + len(record), kind, start_ns, end_ns, packed_crc, content, messages)
 
 
-def _take_message_index(found: Scan, at: int, record: bytes) -> bool:
+def _take_message_index(found: Scan, at: int, record: memoryview) -> bool:
     body = record[RECORD_HEAD:]
-    if len(body) < 6 or len(body) % 16 != 6 or struct.unpack_from("<I", body, 2)[0] != len(body) - 6:
+    if len(body) % 16 != 6:
         return False
     if not found.chunks or (found.lost and found.lost[-1][1] > found.chunks[-1].end):
         # Whose chunk is not whole.
@@ -182,17 +202,9 @@ def definitions(content: bytes) -> tuple[dict[int, records.Schema], dict[int, re
     """The schemas and channels among the records of a chunk or a summary whose checksum is right, by their numbers."""
     schemas: dict[int, records.Schema] = {}
     channels: dict[int, records.Channel] = {}
-    at = 0
-    while at + RECORD_HEAD <= len(content):
-        opcode, length = struct.unpack_from("<BQ", content, at)
-        body = content[at + RECORD_HEAD : at + RECORD_HEAD + length]
-        if opcode == Opcode.SCHEMA and (schema := read_record(records.Schema, body)) is not None:
+    for opcode, start, end in records_in(content):
+        if opcode == Opcode.SCHEMA and (schema := read_record(records.Schema, content[start:end])) is not None:
             schemas[schema.id] = schema
-        elif opcode == Opcode.CHANNEL and (channel := read_record(records.Channel, body)) is not None:
+        elif opcode == Opcode.CHANNEL and (channel := read_record(records.Channel, content[start:end])) is not None:
             channels[channel.id] = channel
-        at += RECORD_HEAD + length
     return schemas, channels
-
-
-def _u32(data: bytes) -> int:
-    return int(struct.unpack("<I", data)[0])

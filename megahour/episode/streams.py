@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import tee
 from typing import IO, Literal
 
-from megahour.episode.h264 import SPS, Decoder, Settings, Size, encode, is_keyframe, nal_units
+from megahour.episode.h264 import Decoder, Settings, Size, encode, is_keyframe, nal_units
 from megahour.episode.jpeg import jpeg_size
 from megahour.episode.model import Camera, EpisodeError, Frames
+from megahour.episode.nal import SPS
 from megahour.episode.profile import Profile
 
 SPOOL_BYTES = 16 * 2**20

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from foxglove_schemas_protobuf.CompressedImage_pb2 import CompressedImage
-from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
 from foxglove_schemas_protobuf.JointStates_pb2 import JointStates
 from mcap import records
 from mcap.opcode import Opcode
 
 from megahour.episode import index as idx
-from megahour.episode.container import MAGIC, MESSAGE_HEAD, RECORD_HEAD
-from megahour.episode.scan import Scan, definitions, read_record
+from megahour.episode.container import MAGIC, MESSAGE_HEAD, RECORD_HEAD, picture_class
+from megahour.episode.scan import Chunk, MessageIndexes, Scan, definitions, read_record
 from megahour.episode.tail import summary_records
 
 DATA_END_BYTES = RECORD_HEAD + 4
@@ -42,7 +40,7 @@ def structure_faults(found: Scan, data: bytes) -> Iterator[str]:
     elif found.data_crc_wrong:
         yield "the checksum of all of its data is wrong"
     for chunk in found.chunks:
-        yield from _chunk_faults(found, chunk.start)
+        yield from _chunk_faults(chunk, found.indexes.get(chunk.start))
     if found.ending is None or found.data_end is None:
         return
     if found.ending.summary_start != found.data_end + DATA_END_BYTES:
@@ -51,10 +49,9 @@ def structure_faults(found: Scan, data: bytes) -> Iterator[str]:
         yield from _summary_faults(found, found.ending.summary, found.ending.summary_start)
 
 
-def _chunk_faults(found: Scan, start: int) -> Iterator[str]:
+def _chunk_faults(chunk: Chunk, indexes: MessageIndexes | None) -> Iterator[str]:
     """What is wrong with what a chunk and the message indexes behind it say of its messages."""
-    chunk = next(each for each in found.chunks if each.start == start)
-    messages, indexes = chunk.messages, found.indexes.get(start)
+    start, messages = chunk.start, chunk.messages
     times = messages.times_ns
     if not len(times) or (chunk.start_ns, chunk.end_ns) != (times.min(), times.max()):
         yield f"the chunk at byte {start} says other times than its messages have"
@@ -171,9 +168,9 @@ def _described(
 ) -> tuple[str, dict[str, str], str]:
     """A channel's name, metadata and schema, as this writer sets them for a topic of the index."""
     if isinstance(topic, idx.CameraIndex):
-        kind = CompressedImage if topic.codec == "jpeg" else CompressedVideo
         said = {"height": str(topic.height), "width": str(topic.width)}
-        return f"/{'rendition' if topic.rendition_of else 'camera'}/{topic.name}", said, kind.DESCRIPTOR.full_name
+        kind = picture_class(topic.codec).DESCRIPTOR.full_name
+        return f"/{'rendition' if topic.rendition_of else 'camera'}/{topic.name}", said, kind
     if isinstance(topic, idx.SeriesIndex):
         return f"/{topic.name}", {"dtype": topic.dtype}, JointStates.DESCRIPTOR.full_name
     return f"/{topic.name}", {}, schema

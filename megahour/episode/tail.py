@@ -15,6 +15,7 @@ from mcap.exceptions import McapError
 from mcap.opcode import Opcode
 
 from megahour.episode import index as idx
+from megahour.episode.chunks import records_in
 from megahour.episode.container import MAGIC, RECORD_HEAD
 from megahour.episode.model import EpisodeError, EpisodeFacts, ExtraTopic, Note
 from megahour.episode.profile import CONTAINER_VERSION
@@ -158,7 +159,9 @@ def attached_index(record: Buffer | None) -> idx.EpisodeIndex:
     Raises:
         EpisodeError: `corrupt` or `version`.
     """
-    if record is None or len(record) < ATTACHMENT_HEAD or zlib.crc32(record[RECORD_HEAD:-4]) != _u32(record[-4:]):
+    record = record or b""
+    said = int.from_bytes(record[-4:], "little")
+    if len(record) < ATTACHMENT_HEAD or zlib.crc32(record[RECORD_HEAD:-4]) != said:
         raise EpisodeError("corrupt", f"the checksum of its index is wrong. {AGAIN}")
     try:
         attachment = records.Attachment.read(_stream(bytes(record[RECORD_HEAD:])))
@@ -180,10 +183,6 @@ def read_metadata(record: bytes) -> tuple[EpisodeFacts, str, tuple[Note, ...]]:
         return _said(said)
     except UNREADABLE as error:
         raise EpisodeError("corrupt", f"its metadata cannot be read: {error}. {AGAIN}") from error
-
-
-def _u32(data: Buffer) -> int:
-    return int(struct.unpack("<I", data)[0])
 
 
 def _said(said: dict[str, str]) -> tuple[EpisodeFacts, str, tuple[Note, ...]]:
@@ -211,11 +210,8 @@ def _stream(data: bytes) -> ReadDataStream:
 
 def summary_records(summary: bytes) -> Iterator[tuple[int, bytes]]:
     """The summary's records: opcode and body."""
-    at = 0
-    while at + RECORD_HEAD <= len(summary):
-        opcode, length = struct.unpack_from("<BQ", summary, at)
-        yield opcode, summary[at + RECORD_HEAD : at + RECORD_HEAD + length]
-        at += RECORD_HEAD + length
+    for opcode, start, end in records_in(summary):
+        yield opcode, summary[start:end]
 
 
 def _find(summary: bytes) -> tuple[records.AttachmentIndex | None, records.MetadataIndex | None]:

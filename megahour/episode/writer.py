@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from foxglove_schemas_protobuf.CompressedImage_pb2 import CompressedImage
-from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
 from foxglove_schemas_protobuf.JointStates_pb2 import JointStates
 from mcap import records
 from numpy.typing import NDArray
 
 from megahour.episode import index as idx
-from megahour.episode.container import Container, Group, Message, protobuf_topic, record_bytes
+from megahour.episode.container import Container, Group, Message, picture_class, protobuf_topic, record_bytes
 from megahour.episode.joints import timestamp, to_messages
 from megahour.episode.model import Camera, EpisodeError, EpisodeFacts, RawEpisode, Series
 from megahour.episode.profile import CONTAINER_VERSION, MESSAGES, MIXED, Profile, ProfileError
@@ -46,8 +44,8 @@ def write_episode(
 ) -> WrittenEpisode:
     """Write `episode` to `path`, whole or not at all: under another name first, then renamed. Same input, same bytes.
 
-    Pictures are pulled from the cameras one by one, so memory does not grow with the episode. With several `cores` as
-    many cameras are coded at once; the bytes do not depend on it.
+    Pictures, rows and messages are pulled one by one and leave with their chunk: of what is written only the index
+    stays in memory. With several `cores` as many cameras are coded at once; the bytes do not depend on it.
 
     Raises:
         EpisodeError: `times` when a topic's times do not increase, `frame_count` when a camera has not one picture per
@@ -192,9 +190,7 @@ class _Writing:
     def _camera_channel(self, name: str, codec: str, size: tuple[int, int]) -> int:
         # The size as shown: pictures of odd sizes are coded with one row or column more.
         said = {"height": str(size[0]), "width": str(size[1])}
-        return self._file.add_channel(
-            protobuf_topic(name, CompressedImage if codec == "jpeg" else CompressedVideo), said
-        )
+        return self._file.add_channel(protobuf_topic(name, picture_class(codec)), said)
 
     def _interleave(self, name: str, streams: Sequence[Iterator[Message]]) -> None:
         group = Group(self._file, name, compressed=False)
@@ -299,10 +295,9 @@ def _keyframes(stream: CameraStream, cuts: NDArray[np.int64], gop: int) -> list[
 def _camera_messages(
     camera: Camera, codec: str, channel: int, cuts: NDArray[np.int64], pictures: Iterator[Picture]
 ) -> Iterator[Message]:
-    segments = _segments(camera.times_ns, cuts)
+    segments, kind = _segments(camera.times_ns, cuts), picture_class(codec)
     for i, picture in enumerate(pictures):
         time_ns = int(camera.times_ns[i])
-        kind: Callable[..., Any] = CompressedImage if codec == "jpeg" else CompressedVideo
         message = kind(timestamp=timestamp(time_ns), frame_id=camera.name, data=picture.data, format=codec)
         yield Message(time_ns, channel, i, message.SerializeToString(), picture.keyframe, int(segments[i]))
 

@@ -12,17 +12,19 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MOST_VIDEO_S = 1000.0
-"""LeRobot asks for a picture by its seconds as float32, to within 1e-4. Beyond 1024 s these are coarser than that, and
-an episode that begins before and ends after has pictures which are not found."""
+MOST_VIDEO_S = 1024.0
+"""LeRobot asks for a picture by its seconds as float32, to within 1e-4. From here on these are coarser than that: an
+episode that ends later has all its pictures found only where its first row is the first picture of the file, for then
+what is asked and what is there are rounded alike."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """A file is followed by a new one before an episode would make it larger; these are LeRobot's own limits."""
+    """A file is followed by a new one before an episode would make it larger; these are LeRobot's own limits, whose
+    megabytes are 2^20 bytes."""
 
-    data_mb: int = 100
-    video_mb: int = 200
+    data_mib: int = 100
+    video_mib: int = 200
     files_per_chunk: int = 1000
 
 
@@ -57,7 +59,7 @@ class ParquetFiles:
         """Where the next rows of about `size_bytes` go."""
         if self._place is None:
             self._place = Place()
-        elif self._out is not None and self._out.tell() + size_bytes > self._limits.data_mb * 2**20:
+        elif self._out is not None and self._out.tell() + size_bytes > self._limits.data_mib * 2**20:
             self.close()
             self._place = self._place.following(self._limits)
         return self._place
@@ -109,7 +111,7 @@ class VideoFiles:
         if self._place is None:
             self._place = Place()
         elif (
-            self._size_bytes + size_bytes > self._limits.video_mb * 2**20
+            self._size_bytes + size_bytes > self._limits.video_mib * 2**20
             or self._pictures + pictures > MOST_VIDEO_S * self._fps
         ):
             self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -12,6 +13,8 @@ from pathlib import Path
 from megahour.export.model import ExportError
 from megahour.files import sync_directory, sync_file
 
+FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+
 
 @contextmanager
 def appearing_folder(out: Path) -> Iterator[Path]:
@@ -21,12 +24,16 @@ def appearing_folder(out: Path) -> Iterator[Path]:
 
     Raises:
         ExportError: `exists` when there is something at `out`, `busy` when another process writes there.
+        OSError: nothing can be written there; the text says why.
     """
     # Absolute, for FFmpeg takes what stands before a colon for a protocol.
     out = out.expanduser().absolute()
     _refuse_existing(out)
     partial = out.with_name(f".{out.name}.tmp")
-    partial.mkdir(parents=True, exist_ok=True)
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"{out} cannot be made: {error.strerror}. Choose a folder you may write to") from error
     handle = os.open(partial, os.O_RDONLY)
     try:
         _lock(handle, partial, out)
@@ -42,8 +49,12 @@ def appearing_folder(out: Path) -> Iterator[Path]:
             _refuse_existing(out)
             partial.rename(out)
             sync_directory(out.parent)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
+                raise OSError(
+                    f"{out} was not written: {error.strerror}. Nothing of it is left: make room, or choose another disk"
+                ) from error
             raise
     finally:
         os.close(handle)

@@ -23,7 +23,7 @@ from megahour.export.folder import appearing_folder
 from megahour.export.layout import camera_feature, series_feature
 from megahour.export.model import ExportError
 from megahour.export.statistics import Stats
-from megahour.export.survey import Agreed, shape_of
+from megahour.export.survey import Agreed, coded_from, shape_of
 from megahour.export.timeline import Timeline
 from megahour.storage import Lake
 
@@ -194,7 +194,7 @@ class _Dataset:
             row |= {f"{key}/chunk_index": where.chunk, f"{key}/file_index": where.file}
             row |= {f"{key}/from_timestamp": at_s, f"{key}/to_timestamp": at_s + frames / self._shape.fps}
         for feature, found in stats.items():
-            row |= {f"stats/{feature}/{name}": value.tolist() for name, value in found.items()}
+            row |= {f"stats/{feature}/{name}": found[name].tolist() for name in statistics.KEPT}
         self._episodes.write(pa.Table.from_pylist([row], schema=self._episodes_schema))
 
     def _missing(self, reader: EpisodeReader) -> list[str]:
@@ -209,7 +209,7 @@ class _Dataset:
 
         meta = self._folder / "meta"
         pq.write_table(layout.tasks_table(list(self._tasks)), meta / "tasks.parquet")
-        found = {name: {key: value.tolist() for key, value in self._stats[name].items()} for name in self._features}
+        found = {name: {key: self._stats[name][key].tolist() for key in statistics.KEPT} for name in self._features}
         _write_json(meta / "stats.json", found)
         named = {camera_feature(camera.name): camera.name for camera in self._shape.cameras}
         named |= {series_feature(series.name): series.name for series in self._shape.series}
@@ -231,8 +231,8 @@ class _Dataset:
             "total_frames": self._frames,
             "total_tasks": len(self._tasks),
             "chunks_size": self._limits.files_per_chunk,
-            "data_files_size_in_mb": self._limits.data_mb,
-            "video_files_size_in_mb": self._limits.video_mb,
+            "data_files_size_in_mb": self._limits.data_mib,
+            "video_files_size_in_mb": self._limits.video_mib,
             "fps": fps,
             "splits": layout.splits_of([each["split"] for each in self._written]),
             "data_path": f"data/{layout.FILE}.parquet",
@@ -246,8 +246,7 @@ def _parts(reader: EpisodeReader, rows: Timeline) -> Iterator[_Part]:
     by_name = {camera.name: camera for camera in reader.index.cameras}
     for name, first in rows.first.items():
         camera = by_name[name]
-        start = int(np.flatnonzero(camera.keyframes[: first + 1])[-1])
-        yield _Part(camera, start, first, first + len(rows.times_ns))
+        yield _Part(camera, coded_from(camera, first), first, first + len(rows.times_ns))
 
 
 def _picture_stats(reader: EpisodeReader, part: _Part) -> Stats:

@@ -11,7 +11,8 @@ class ExportError(DataError):
     """A dataset cannot be written. `reason` is a code for machines, the text a sentence for people.
 
     Reasons: `exists`, `busy`, `empty`, `no_manifest`, `unfit` where single episodes cannot be exported, `mixed` where
-    they do not fit together. Of single episodes: `no_topic`, `not_video`, `unaligned`, and those of `EpisodeError`.
+    they do not fit together. Of single episodes: `no_topic`, `not_video`, `unaligned`, `too_long`, and those of
+    `EpisodeError`.
     """
 
 
@@ -25,8 +26,8 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Camera:
-    """A camera's pictures as they decode."""
+class CameraShape:
+    """What a camera's pictures are in a dataset: their size as they decode."""
 
     name: str
     height: int
@@ -34,8 +35,8 @@ class Camera:
 
 
 @dataclass(frozen=True)
-class Series:
-    """A low-dimensional topic: one name per column."""
+class SeriesShape:
+    """What a low-dimensional topic is in a dataset: one name per column."""
 
     name: str
     dtype: str
@@ -47,8 +48,8 @@ class Shape:
     """What all episodes of one dataset have alike."""
 
     fps: int
-    cameras: tuple[Camera, ...]
-    series: tuple[Series, ...]
+    cameras: tuple[CameraShape, ...]
+    series: tuple[SeriesShape, ...]
 
     @property
     def wanted(self) -> Wanted:

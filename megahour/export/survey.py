@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from megahour.episode.index import CameraIndex
 from megahour.episode.model import EpisodeError
 from megahour.episode.reader import EpisodeReader, open_episode
 from megahour.export.choose import Chosen
-from megahour.export.model import Camera, ExportError, Series, Shape, Wanted
+from megahour.export.files import MOST_VIDEO_S
+from megahour.export.model import CameraShape, ExportError, SeriesShape, Shape, Wanted
 from megahour.export.timeline import Timeline, timeline
 from megahour.storage import Lake
 
@@ -18,7 +21,7 @@ MOST_REFUSALS = 5
 
 
 @dataclass(frozen=True)
-class Look:
+class Candidate:
     """What one episode would be in a dataset; without a shape, `refusal` says why it cannot be in any."""
 
     episode_id: str
@@ -37,17 +40,17 @@ class Agreed:
     off_grid: int
 
 
-def look(lake: Lake, chosen: Chosen, wanted: Wanted) -> Look:
+def examine(lake: Lake, chosen: Chosen, wanted: Wanted) -> Candidate:
     """What an episode would be; reads the end of its file."""
     try:
         reader = open_episode(lake, chosen.uri, chosen.size_bytes)
         shape, rows = shape_of(reader, wanted)
     except (ExportError, EpisodeError) as error:
-        return Look(chosen.episode_id, refusal=f"{error.reason}: {error}")
-    return Look(chosen.episode_id, shape, reader.facts.robot, rows.on_grid)
+        return Candidate(chosen.episode_id, refusal=f"{error.reason}: {error}")
+    return Candidate(chosen.episode_id, shape, reader.facts.robot, rows.on_grid)
 
 
-def agree(looks: Iterable[Look]) -> Agreed:
+def agree(candidates: Iterable[Candidate]) -> Agreed:
     """The shape that all episodes have.
 
     Raises:
@@ -58,7 +61,7 @@ def agree(looks: Iterable[Look]) -> Agreed:
     robots: set[str] = set()
     refused: list[str] = []
     seen = off_grid = refusals = 0
-    for each in looks:
+    for each in candidates:
         seen += 1
         if each.shape is None:
             refusals += 1
@@ -76,7 +79,7 @@ def agree(looks: Iterable[Look]) -> Agreed:
         raise ExportError(
             "unfit",
             f"{refusals} of {seen} episodes cannot be exported: {'; '.join(refused)}{more}. Choose other topics with "
-            "--camera and --series, or leave these episodes out with the recipe's filter",
+            "--camera and --series, or leave these episodes out: of --episodes, or with the recipe's filter",
         )
     if not counts:
         raise ExportError("empty", "No episodes were chosen: there is nothing to export")
@@ -89,7 +92,7 @@ def shape_of(reader: EpisodeReader, wanted: Wanted) -> tuple[Shape, Timeline]:
     """The shape that an episode has, and the timeline of its rows.
 
     Raises:
-        ExportError: `no_topic`, `not_video` or `unaligned`.
+        ExportError: `no_topic`, `not_video`, `unaligned` or `too_long`.
         EpisodeError: the episode is damaged.
     """
     cameras = _cameras(reader, wanted.cameras)
@@ -103,13 +106,31 @@ def shape_of(reader: EpisodeReader, wanted: Wanted) -> tuple[Shape, Timeline]:
     topics = {} if cameras else {name: reader.series(name).times_ns for name in names}
     times = {name: camera.times_ns for name, camera in cameras.items()}
     rows = timeline(topics, times, wanted.fps, reader.facts.rate_hz)
+    for name, first in rows.first.items():
+        _require_findable(cameras[name], first, rows)
     shape = Shape(
         rows.fps,
         # Odd sizes are coded with one more row or column, and decode to that.
-        tuple(Camera(name, c.height + c.height % 2, c.width + c.width % 2) for name, c in cameras.items()),
-        tuple(Series(name, there[name].dtype, there[name].names) for name in names),
+        tuple(CameraShape(name, c.height + c.height % 2, c.width + c.width % 2) for name, c in cameras.items()),
+        tuple(SeriesShape(name, there[name].dtype, there[name].names) for name in names),
     )
     return shape, rows
+
+
+def coded_from(camera: CameraIndex, picture: int) -> int:
+    """The keyframe that a picture is decoded from: a video that shows it begins there at the latest."""
+    return int(np.flatnonzero(camera.keyframes[: picture + 1])[-1])
+
+
+def _require_findable(camera: CameraIndex, first: int, rows: Timeline) -> None:
+    before = first - coded_from(camera, first)
+    end_s = (before + len(rows.times_ns)) / rows.fps
+    if before and end_s > MOST_VIDEO_S:
+        raise ExportError(
+            "too_long",
+            f"its rows end at {end_s:.0f} s of the video of '{camera.name}', which begins {before} pictures earlier; "
+            f"LeRobot's times find pictures beyond {MOST_VIDEO_S:.0f} s only where rows begin with their video",
+        )
 
 
 def _cameras(reader: EpisodeReader, wanted: tuple[str, ...] | None) -> dict[str, CameraIndex]:

@@ -15,7 +15,7 @@ GRID_TOLERANCE_NS = 100_000
 """LeRobot's own tolerance between a time and its place on the grid of 1/fps."""
 SAME_RATE = 0.1
 """A camera whose own rate is so near to the episode's, as a share, has that one."""
-LAG = 4
+LAG_PICTURES = 4
 """Rates are measured over so many pictures: some cameras are early and late by turns."""
 FARTHER_SHARE = 0.25
 """A picture may stand for another that is nearer in time by this share of a period: cameras jitter."""
@@ -48,7 +48,7 @@ def timeline(
         ExportError: `unaligned` when a camera has not one picture after the other for the rows.
     """
     name, times = min((cameras or topics).items(), key=lambda each: len(each[1]))
-    lag = min(LAG, len(times) - 1)
+    lag = min(LAG_PICTURES, len(times) - 1)
     period_ns = float(np.median(times[lag:] - times[:-lag])) / lag if lag else 1e9 / rate_hz
     own_hz = 1e9 / period_ns
     fps = fps or max(1, round(rate_hz if abs(own_hz - rate_hz) <= SAME_RATE * rate_hz else own_hz))

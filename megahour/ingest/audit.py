@@ -11,7 +11,8 @@ from megahour.storage import Lake
 
 @dataclass(frozen=True)
 class Audit:
-    """Recordings that landed with some batches and what became of them. `lost` are URIs with neither fate."""
+    """Recordings that landed with some batches and what became of them. `lost` are URIs with neither fate, `duplicates`
+    ids of episodes that are stored twice, or live in two readings of one recording."""
 
     recordings: int
     episodes: int
@@ -48,10 +49,15 @@ def audit_batches(lake: Lake, batches: Sequence[str]) -> Audit:
             duplicates=column(
                 """
                 SELECT episode_id FROM raw_episodes SEMI JOIN landed USING (recording_id)
-                GROUP BY episode_id, revision HAVING count(*) > 1
+                WHERE revision = 1 GROUP BY episode_id HAVING count(*) > 1
                 UNION
                 SELECT min(episode_id) FROM episodes SEMI JOIN landed USING (recording_id)
                 GROUP BY recording_id, "index" HAVING count(*) > 1
+                UNION
+                SELECT min(episode_id) FROM episodes
+                WHERE superseded_by IS NULL
+                    AND content_id IN (SELECT content_id FROM episodes SEMI JOIN landed USING (recording_id))
+                GROUP BY content_id HAVING count(DISTINCT recording_id) > 1
                 ORDER BY 1
                 """
             ),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
@@ -64,20 +65,17 @@ def discover(lake: Lake, settings: Settings, cursor: str, now: datetime, deadlin
     """Plan batches for new recordings and name every batch not asked for yet.
 
     Whole sources (`landing/<source>/`) are looked at until `deadline` (seconds of `time.monotonic()`), at least one,
-    from where the last tick stopped. A crash before the cursor is kept loses nothing: plans are found again.
+    from where the last tick stopped; none while plans are still to be read, which may take a process several ticks. A
+    crash before the cursor is kept loses nothing: plans are found again.
     """
     seen = Cursor.parse(cursor)
-    known = known_recordings(lake)
+    try:
+        known = known_recordings(lake, deadline)
+    except TimeoutError:
+        return _requests(list_batches(lake), seen, seen.source, now)
     last = seen.source
     for source, files in _from_source(by_source(list_files(lake, LANDING)), seen.source):
-        found = find_recordings(files, partial(read_bytes, lake))
-        young = {file.key for file in files if not is_settled(file, now, settings.settle_s)}
-        new = [
-            recording
-            for recording in found
-            if (recording.uri, recording.fingerprint) not in known and not _may_change(recording, young)
-        ]
-        add_batches(lake, cut_batches(new, settings.batch_bytes, settings.batch_recordings), now)
+        _plan_source(lake, settings, source, files, known, now)
         if time.monotonic() >= deadline:
             last = source
             break
@@ -95,9 +93,25 @@ def by_source(files: Iterable[FileRef]) -> list[tuple[str, list[FileRef]]]:
     return [(name, list(group)) for name, group in groupby(sorted(files, key=source), key=source)]
 
 
-def known_recordings(lake: Lake) -> set[tuple[str, str]]:
-    """URI and fingerprint of every recording in a plan."""
-    return set().union(*(_planned(lake, key) for key in list_batches(lake)))
+def known_recordings(lake: Lake, deadline: float = math.inf) -> dict[str, str]:
+    """URI and fingerprint of every recording in a plan, as it was planned last: what went back since is new again.
+
+    Raises:
+        TimeoutError: it is past `deadline` (seconds of `time.monotonic()`), and plans are left to read. At least one
+            was read, and the next call goes on from there.
+    """
+    keys = list_batches(lake)
+    if not _memory_of(lake).plans.issubset(keys):
+        # A plan was taken away, so that what it held is planned again.
+        _memory_of.cache_clear()
+    memory = _memory_of(lake)
+    unread = [key for key in keys if key not in memory.plans]
+    for number, key in enumerate(unread):
+        if number and time.monotonic() >= deadline:
+            raise TimeoutError(f"{len(unread) - number} of {len(keys)} batch plans are still to be read")
+        memory.recordings |= {each.uri: each.fingerprint for each in read_batch(lake, key).recordings}
+        memory.plans.add(key)
+    return memory.recordings
 
 
 def is_settled(file: FileRef, now: datetime, settle_s: float) -> bool:
@@ -106,16 +120,44 @@ def is_settled(file: FileRef, now: datetime, settle_s: float) -> bool:
 
 
 def _may_change(recording: Recording, young: set[str]) -> bool:
-    """Whether a file of the recording is young; of one that misses some, any of its dataset: they may be coming."""
-    if any(file.key in young for file in recording.files):
+    """Whether a file is young that the recording holds or that says how to read it; of a recording that misses some,
+    any in its folder: they may be coming."""
+    options = (recording.options,) if recording.options else ()
+    if any(file.key in young for file in (*recording.files, *recording.beside, *options)):
         return True
-    folder = recording.uri.partition("#")[0] + "/"
-    return bool(recording.missing) and any(key.startswith(folder) for key in young)
+    return bool(recording.missing) and any(key.startswith(recording.folder) for key in young)
 
 
-@lru_cache(maxsize=10_000)
-def _planned(lake: Lake, key: str) -> frozenset[tuple[str, str]]:
-    return frozenset((recording.uri, recording.fingerprint) for recording in read_batch(lake, key).recordings)
+def _plan_source(
+    lake: Lake, settings: Settings, source: str, files: list[FileRef], known: Mapping[str, str], now: datetime
+) -> None:
+    """Plan batches for what is new in a source, unless its files are those of a time when nothing was left to plan."""
+    finished = _memory_of(lake).finished
+    listing = digest(f"{file.key} {file.size_bytes} {file.etag}" for file in files)
+    if finished.get(source) == listing:
+        return
+    found = find_recordings(files, partial(read_bytes, lake))
+    young = {file.key for file in files if not is_settled(file, now, settings.settle_s)}
+    settled = [recording for recording in found if not _may_change(recording, young)]
+    new = [recording for recording in settled if known.get(recording.uri) != recording.fingerprint]
+    add_batches(lake, cut_batches(new, settings.batch_bytes, settings.batch_recordings), now)
+    if not new and len(settled) == len(found):
+        finished[source] = listing
+
+
+@dataclass
+class _Memory:
+    """What this process read of a lake and need not read again: the plans, and what they hold; and a digest of each
+    source's files when all recordings in them were in these plans."""
+
+    plans: set[str] = field(default_factory=set)
+    recordings: dict[str, str] = field(default_factory=dict)
+    finished: dict[str, str] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=8)
+def _memory_of(lake: Lake) -> _Memory:
+    return _Memory()
 
 
 def _from_source(sources: list[tuple[str, list[FileRef]]], last: str) -> Iterator[tuple[str, list[FileRef]]]:

@@ -38,7 +38,7 @@ def land_batch(lake: Lake, settings: Settings, batch: Batch) -> LandingReport:
     try:
         write_batch(lake, batch)
         with scratch_folder(settings.scratch / "ingest") as scratch:
-            identities = identify(lake, batch, scratch, settings.ingest_workers)
+            identities = identify(lake, settings, batch, scratch)
         landed = [one for one in identities if one.rejected is None and not one.superseded]
         new = _append(lake, batch, landed)
     except Exception as error:

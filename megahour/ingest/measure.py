@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from megahour.ingest import quality
 from megahour.ingest.land import digest
+from megahour.ingest.pending import is_marked, mark
 from megahour.ingest.plan import Batch, plan_key
 from megahour.ingest.pool import Died, run_tasks
-from megahour.ingest.steps import STEPS, active_steps, fitting_workers, machine_memory_mb
+from megahour.ingest.steps import STEPS, active_steps, fitting_workers, machine_memory_mb, time_limit_s
 from megahour.ingest.verdict import IngestError, judge
 from megahour.settings import Settings
 from megahour.storage import Lake
@@ -60,16 +61,21 @@ def measure_batch(lake: Lake, settings: Settings, batch: Batch) -> QualityReport
     signals = tuple(step.name for step in steps)
     started = datetime.now(UTC)
     try:
+        # Asked before the episodes are read: these are all of the batch only if it was ingested by then.
+        complete = is_marked(lake, batch.key, "ingested")
         episodes, before = _episodes(lake, batch.key)
         wanting = [row for row in episodes if _is_wanting(before.get(row["episode_id"]), signals)]
         tasks = [Task(lake, row["episode_id"], row["uri"], batch.key, signals) for row in wanting]
+        limits_s = [time_limit_s(row["size_bytes"], settings.ingest_task_s) for row in wanting]
         workers = fitting_workers(steps, settings.ingest_workers, machine_memory_mb())
         found = []
-        with closing(run_tasks(measure, tasks, workers)) as events:
+        with closing(run_tasks(measure, tasks, limits_s, workers)) as events:
             for event in events:
                 task = tasks[event.index]
                 found.append(_of_the_dead(task, event) if isinstance(event, Died) else event.value)
         after = _append(lake, batch.key, found, before)
+        if complete:
+            mark(lake, batch.key, "measured")
     except Exception as error:
         raise IngestError(
             f"The episodes of batch {batch.key} could not be measured: {error}. Nothing is lost; run it again"
@@ -151,7 +157,8 @@ def _episodes(lake: Lake, batch: str) -> tuple[list[Row], dict[str, Row]]:
     """The batch's episodes, and the quality rows they have, by episode id."""
     from megahour.warehouse.queries import query
 
-    episodes = query(lake, "SELECT episode_id, uri FROM episodes WHERE batch = ? ORDER BY key", [batch]).to_pylist()
+    sql = "SELECT episode_id, uri, size_bytes FROM episodes WHERE batch = ? ORDER BY key"
+    episodes = query(lake, sql, [batch]).to_pylist()
     sql = "FROM episode_quality WHERE episode_id IN (SELECT episode_id FROM episodes WHERE batch = ?)"
     return episodes, {row["episode_id"]: row for row in query(lake, sql, [batch]).to_pylist()}
 

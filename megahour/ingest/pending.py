@@ -1,24 +1,36 @@
-"""Batches that are planned and not done: what a person without a running pipeline has to ingest."""
+"""Which batches are done, as they say themselves: one marker beside the plan once all recordings have their fate in the
+tables, and another once their episodes are measured too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Literal
 
-from megahour.ingest.audit import audit_batches
-from megahour.storage import Lake
+from megahour.ingest.plan import PLANS, list_batches
+from megahour.storage import Lake, head, list_files, write_once
+
+Stage = Literal["ingested", "measured"]
 
 
-def pending_batches(lake: Lake, planned: Iterable[str]) -> list[str]:
-    """Those of these batches with a recording that became neither an episode nor an entry in quarantine, in order.
+def mark(lake: Lake, key: str, stage: Stage) -> None:
+    """Say that a batch has come this far. Saying it again changes nothing."""
+    write_once(lake, _marker(key, stage), b"")
 
-    One whose contents were all known from other batches counts as pending: only hashing its files shows that.
+
+def is_marked(lake: Lake, key: str, stage: Stage) -> bool:
+    """Whether a batch has come this far."""
+    return head(lake, _marker(key, stage)) is not None
+
+
+def pending_batches(lake: Lake) -> list[str]:
+    """Keys of the planned batches that did not come to their end, ascending: what a person without a running pipeline
+    has to ingest.
+
+    So does every batch of a lake from before there were markers, once: it runs again and finds nothing to change.
     """
-    from megahour.warehouse.queries import query
+    there = {file.key for file in list_files(lake, PLANS)}
+    return [key for key in list_batches(lake) if _marker(key, "measured") not in there]
 
-    keys = sorted(planned)
-    entered = set(query(lake, "SELECT DISTINCT batch FROM recordings")["batch"].to_pylist())
-    lost = list(audit_batches(lake, keys).lost)
-    halfway = set(
-        query(lake, "SELECT DISTINCT batch FROM recordings WHERE list_contains(?, uri)", [lost])["batch"].to_pylist()
-    )
-    return [key for key in keys if key not in entered or key in halfway]
+
+def _marker(key: str, stage: Stage) -> str:
+    return f"{PLANS}/{key}.{stage}"

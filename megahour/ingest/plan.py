@@ -152,6 +152,8 @@ def _plain(recording: Recording) -> dict[str, Any]:
         "missing": list(recording.missing),
         "options": None if recording.options is None else _plain_file(recording.options),
         "own_bytes": recording.own_bytes,
+        "beside": [_plain_file(file) for file in recording.beside],
+        "said": recording.said,
     }
 
 
@@ -164,6 +166,9 @@ def _recording(plain: dict[str, Any]) -> Recording:
         missing=tuple(plain["missing"]),
         options=None if plain["options"] is None else _file(plain["options"]),
         own_bytes=plain["own_bytes"],
+        # Plans of before have neither.
+        beside=tuple(_file(each) for each in plain.get("beside", ())),
+        said=plain.get("said", ""),
     )
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from megahour.ingest.discover import LANDING, by_source
 from megahour.ingest.identify import Identity
 from megahour.ingest.land import digest
-from megahour.ingest.plan import add_batches
+from megahour.ingest.plan import Batch, add_batches, cut_batches
 from megahour.ingest.verdict import Rejected
+from megahour.settings import Settings
 from megahour.sources import find_recordings
 from megahour.sources.model import Recording
 from megahour.storage import Lake, head, list_files, read_bytes
@@ -73,10 +74,10 @@ def changes(verdicts: Iterable[tuple[Identity, Rejected | None]], latest: Mappin
     return rows
 
 
-def retry_quarantined(lake: Lake, uris: Sequence[str], now: datetime | None = None) -> str:
-    """Plan a batch of quarantined recordings as they are in the landing zone now, and return its key.
+def retry_quarantined(lake: Lake, settings: Settings, uris: Sequence[str], now: datetime | None = None) -> list[Batch]:
+    """Plan batches of quarantined recordings as they are in the landing zone now, within the limits of any batch.
 
-    The next discovery asks for it. They are released once they are ingested, and held again if they fail again.
+    The next discovery asks for them. They are released once they are ingested, and held again if they fail again.
 
     Raises:
         QuarantineError: a URI is not in quarantine, its files are gone, or `uris` is empty.
@@ -99,10 +100,12 @@ def retry_quarantined(lake: Lake, uris: Sequence[str], now: datetime | None = No
             f"No longer in the landing zone: {', '.join(gone)}. What landed in its place is ingested by itself"
         )
     # The plan first: without it a recording would wait in `retrying` for nobody.
-    (batch,) = add_batches(lake, [tuple(wanted[uri] for uri in sorted(wanted))], now or datetime.now(UTC))
-    rows = [_next(row, RETRYING, batch.key) for row in held.values()]
-    append(lake, "quarantine", rows, once=f"retry:{batch.key}")
-    return batch.key
+    parts = cut_batches(wanted.values(), settings.batch_bytes, settings.batch_recordings)
+    batches = add_batches(lake, parts, now or datetime.now(UTC))
+    planned = [(recording.uri, batch.key) for batch in batches for recording in batch.recordings]
+    rows = [_next(held[uri], RETRYING, key) for uri, key in planned]
+    append(lake, "quarantine", rows, once=f"retry:{batches[0].key}")
+    return batches
 
 
 def _has_landed(lake: Lake, uri: str) -> bool:

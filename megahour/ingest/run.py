@@ -12,11 +12,13 @@ from pathlib import Path
 from megahour.episode.profile import Profile, load_profile
 from megahour.ingest.identify import Identity, already_ingested, identify, lost
 from megahour.ingest.land import digest
+from megahour.ingest.pending import mark
 from megahour.ingest.plan import Batch, write_batch
 from megahour.ingest.pool import Died, run_tasks
 from megahour.ingest.quarantine import record_verdicts
 from megahour.ingest.scratch import scratch_folder
-from megahour.ingest.steps import active_steps, fitting_workers, machine_memory_mb
+from megahour.ingest.steps import TRANSCODE, active_steps, fitting_workers, machine_memory_mb, time_limit_s
+from megahour.ingest.supersede import supersede
 from megahour.ingest.transcode import Ingested, Row, Task, transcode
 from megahour.ingest.verdict import GONE, WORKER_DIED, IngestError, Rejected, Skipped
 from megahour.settings import Settings
@@ -75,12 +77,24 @@ class _Run:
             if isinstance(verdict, Ingested) and self.identities[index].recording_id not in known:
                 rows |= {row["episode_id"]: {**row, "ingested_at": now} for row in verdict.rows}
         append(self.lake, "episodes", list(rows.values()), once=f"ingest:{self.batch.key}:{digest(rows)}")
+        supersede(self.lake, self.batch.key, self._found(group))
         judged = []
         for index in group:
             verdict = self.verdicts[index]
             if not isinstance(verdict, Skipped) or verdict.known:
                 judged.append((self.identities[index], verdict if isinstance(verdict, Rejected) else None))
         record_verdicts(self.lake, self.batch.key, judged)
+
+    def _found(self, group: range) -> dict[str, str]:
+        """What the group's contents are read as, of several readings in the batch as the last of them."""
+        contents = {self.identities[index].content_id for index in group}
+        found = {}
+        for index, verdict in sorted(self.verdicts.items()):
+            identity = self.identities[index]
+            is_there = isinstance(verdict, Ingested) or (isinstance(verdict, Skipped) and verdict.known)
+            if is_there and identity.content_id in contents:
+                found[identity.content_id] = identity.recording_id
+        return found
 
 
 def ingest_batch(lake: Lake, settings: Settings, batch: Batch, progress: Progress | None = None) -> IngestReport:
@@ -99,6 +113,7 @@ def ingest_batch(lake: Lake, settings: Settings, batch: Batch, progress: Progres
         write_batch(lake, batch)
         with scratch_folder(settings.scratch / "ingest") as scratch:
             run = _ingest(lake, settings, profile, batch, scratch, progress or _silent)
+        mark(lake, batch.key, "ingested")
     except Exception as error:
         raise IngestError(
             f"Batch {batch.key} could not be ingested: {error}. Nothing is lost and no recording is blamed: "
@@ -108,17 +123,17 @@ def ingest_batch(lake: Lake, settings: Settings, batch: Batch, progress: Progres
 
 
 def _ingest(lake: Lake, settings: Settings, profile: Profile, batch: Batch, scratch: Path, progress: Progress) -> _Run:
-    run = _Run(lake, batch, identify(lake, batch, scratch, settings.ingest_workers))
+    run = _Run(lake, batch, identify(lake, settings, batch, scratch))
     run.verdicts |= _known_verdicts(lake, run.identities)
     work = _distinct(run)
     cores = settings.encode_cores
     tasks = [Task(lake, run.identities[i], batch.key, batch.date, scratch, profile, cores) for i in work]
     committed: set[range] = set()
     total = len(batch.recordings)
-    needed = [step for step in active_steps(settings.skip_steps) if step.critical]
-    workers = fitting_workers(needed, settings.ingest_workers, machine_memory_mb())
+    limits_s = [time_limit_s(task.recording.size_bytes, settings.ingest_task_s) for task in tasks]
+    workers = fitting_workers([TRANSCODE], settings.ingest_workers, machine_memory_mb())
     _commit_ready(run, committed)
-    with closing(run_tasks(transcode, tasks, workers)) as events:
+    with closing(run_tasks(transcode, tasks, limits_s, workers)) as events:
         for event in events:
             index = work[event.index]
             verdict = _of_the_dead(batch, index, event) if isinstance(event, Died) else event.value

@@ -6,32 +6,33 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of ingest and what one process needs for it.
+    """A step of ingest, and the memory that one process needs for it.
 
     A failing critical step quarantines the recording; of a failing other step a NULL and a warning remain.
     """
 
     name: str
     critical: bool
-    cores: float
     memory_mb: int
-    io: Literal["none", "read", "write", "both"]
 
 
+IDENTIFY = Step("identify", critical=True, memory_mb=300)
+TRANSCODE = Step("transcode", critical=True, memory_mb=600)
 STEPS = (
-    Step("identify", critical=True, cores=0.5, memory_mb=100, io="read"),
-    Step("transcode", critical=True, cores=1.0, memory_mb=600, io="both"),
-    Step("frozen_share", critical=False, cores=1.0, memory_mb=400, io="read"),
-    Step("dropped_frames", critical=False, cores=0.1, memory_mb=200, io="read"),
-    Step("nan_values", critical=False, cores=0.1, memory_mb=200, io="read"),
-    Step("action_jump", critical=False, cores=0.1, memory_mb=200, io="read"),
-    Step("idle_share", critical=False, cores=0.1, memory_mb=200, io="read"),
+    IDENTIFY,
+    TRANSCODE,
+    Step("frozen_share", critical=False, memory_mb=400),
+    Step("dropped_frames", critical=False, memory_mb=200),
+    Step("nan_values", critical=False, memory_mb=200),
+    Step("action_jump", critical=False, memory_mb=200),
+    Step("idle_share", critical=False, memory_mb=200),
 )
+LEAST_BYTES_S = 100_000
+"""Bytes of a recording that any machine gets through in a second."""
 
 
 def active_steps(skip: str) -> tuple[Step, ...]:
@@ -53,6 +54,12 @@ def fitting_workers(steps: Iterable[Step], wanted: int, memory_mb: int) -> int:
     """How many processes may run these steps at once, one step each: at most `wanted`, at least one."""
     largest = max((step.memory_mb for step in steps), default=1)
     return max(1, min(wanted, memory_mb // largest))
+
+
+def time_limit_s(size_bytes: int, task_s: float) -> float:
+    """Seconds that a step may take for so many bytes: `task_s` (`MEGAHOUR_INGEST_TASK_S`), and more where there are
+    many."""
+    return task_s + size_bytes / LEAST_BYTES_S
 
 
 def machine_memory_mb() -> int:

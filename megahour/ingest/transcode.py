@@ -143,6 +143,7 @@ def _row(task: Task, episode: RawEpisode, facts: EpisodeFacts, frames: int) -> R
     return {
         "episode_id": facts.episode_id,
         "recording_id": task.identity.recording_id,
+        "content_id": task.identity.content_id,
         "recording_uri": task.recording.uri,
         "index": episode.index,
         "recording_bytes": task.recording.size_bytes,
@@ -169,6 +170,7 @@ def content_columns(episode: RawEpisode, frames: int) -> Row:
         "duration_s": span_ns / 1e9,
         "frames": frames,
         "cameras": [camera.name for camera in episode.cameras],
+        "camera_frames": [len(camera.times_ns) for camera in episode.cameras],
         "container_version": CONTAINER_VERSION,
         "notes": sorted({note.code for note in episode.notes}),
     }

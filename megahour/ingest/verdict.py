@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megahour.errors import DataError
-from megahour.storage import Lake, head
+from megahour.storage import Lake, StoreError, head
 
 WORKER_DIED = "worker_died"
 """Reason code: the process that worked on the recording died, twice, the second time alone."""
@@ -97,8 +97,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_machines(error: BaseException) -> bool:
-    from obstore.exceptions import BaseError
+    from av.error import FFmpegError
 
-    if isinstance(error, (IngestError, BaseError)):
+    if isinstance(error, (IngestError, StoreError)):
         return True
-    return isinstance(error, OSError) and error.errno in MACHINE_ERRNOS
+    # FFmpeg says with the same numbers that bytes are bad; who opens a file with it asks the disk itself.
+    return isinstance(error, OSError) and not isinstance(error, FFmpegError) and error.errno in MACHINE_ERRNOS

@@ -14,12 +14,12 @@ from typing import Any
 import duckdb
 import yaml
 
-from megahour.files import sha256_of
+from megahour.files import make_folders, sha256_of
 from megahour.manifest.load import Manifest, ManifestError, ManifestHeader, load_manifest
 from megahour.manifest.recipe import Recipe
 from megahour.manifest.select import Facts, blame, read_facts, read_normalization, read_rows, select
 from megahour.manifest.write import ContentHash, content_of, write_rows
-from megahour.storage import Lake, head, put_file, replace, stage, write_once
+from megahour.storage import Lake, head, overwrite, put_file, stage, write_once
 from megahour.warehouse.queries import connect, settle_revisions
 from megahour.warehouse.tables import table_versions
 
@@ -49,7 +49,7 @@ def build_manifest(
     folder = f"manifests/{recipe.name}"
     place = lake.local_path(folder)
     if place is not None:
-        place.mkdir(parents=True, exist_ok=True)
+        make_folders(place)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=place) as work:
         path = Path(work) / "rows.arrow"
         with _selected(lake, recipe, at) as (con, facts, normalization):
@@ -79,7 +79,7 @@ def build_manifest(
             )
             _store_header(lake, f"{folder}/{digest}.json", header)
     if versions is None:
-        replace(lake, f"{folder}/latest", digest.encode())
+        overwrite(lake, f"{folder}/latest", digest.encode())
     return load_manifest(lake, key, scratch)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megahour.errors import DataError
+from megahour.manifest.timeline import Timeline
 from megahour.storage import Lake, list_files, read_bytes, stage
 
 if TYPE_CHECKING:
@@ -63,9 +64,10 @@ class Manifest:
 
     Rows are one episode each, train first and then validation, by `key` within: `key` int64, `episode_id`, `uri`,
     `etag` string, `bytes` int64, `sha256` string, `start`, `end`, `windows` int32, `weight` float64, `split`,
-    `component`, `recording_id` string. Frames `start` to `end` (exclusive) may be used; window i starts at
-    `start + i * stride`. Every window of a row is drawn in proportion to the row's `weight`. `uri` and `etag` are where
-    the file lay in this lake at the first build, and no part of the digest; `sha256` names the bytes that are meant.
+    `component`, `recording_id` string. `end` is the number of frames of the episode's timeline, the slowest of the
+    cameras that the recipe observes; window i starts at `start + i * stride` on it. Every window of a row is drawn in
+    proportion to the row's `weight`. `uri` and `etag` are where the file lay in this lake at the first build, and no
+    part of the digest; `sha256` names the bytes that are meant.
     """
 
     key: str
@@ -73,11 +75,13 @@ class Manifest:
     header: ManifestHeader
 
     def table(self) -> pa.Table:
-        """All rows, memory-mapped: nothing is read before it is used."""
+        """All rows, memory-mapped: nothing is read before it is used. Their schema names their windows' timeline."""
         import pyarrow as pa
 
+        recipe = self.header.recipe
+        timeline = Timeline(tuple(recipe["observation"]["cameras"]), recipe["windows"]["stride"])
         with pa.memory_map(str(self.path)) as source:
-            return pa.ipc.open_file(source).read_all()
+            return timeline.put_on(pa.ipc.open_file(source).read_all())
 
     def rows(self, split: str) -> pa.Table:
         """The rows of `train` or `validation`, memory-mapped."""

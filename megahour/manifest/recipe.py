@@ -25,7 +25,7 @@ class Component(_Part):
 class Windows(_Part):
     """What a sample is: the picture and state at t, pictures `future_frames` steps later, and the next `actions`.
 
-    All steps are frames of the slowest camera.
+    All steps are frames of the slowest camera that the recipe observes, of the slowest of all where it observes none.
     """
 
     future_frames: tuple[int, ...] = Field((4, 8), min_length=1)

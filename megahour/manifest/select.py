@@ -49,19 +49,35 @@ class Facts:
 
 
 def select(con: duckdb.DuckDBPyConnection, recipe: Recipe) -> None:
-    """Make the view `selected`: the recipe's episodes with their component's number and their windows."""
+    """Make the view `selected`: the recipe's episodes with their component's number and their windows.
+
+    `frames` are those of the timeline that windows count in: the slowest camera that the recipe observes. Where a row
+    does not say how many pictures each camera has, it is the slowest of all.
+    """
     cases = " ".join(f"WHEN (\n{part.filter}\n) THEN {i}" for i, part in enumerate(recipe.mixture))
     stride, span = recipe.windows.stride, recipe.windows.span
     con.execute(
         f"""
         CREATE TEMP VIEW selected AS SELECT * FROM (
-            SELECT key, episode_id, uri, coalesce(etag, '') AS etag, size_bytes, sha256, frames, recording_id, robot,
-                cameras, state_dim, action_dim, state_stats, action_stats, CASE {cases} END AS component,
-                greatest(0, (frames - {span} + {stride - 1}) // {stride})::INTEGER AS windows
-            FROM {_source(con, recipe)}
+            SELECT * EXCLUDE (timeline), timeline AS frames,
+                greatest(0, (timeline - {span} + {stride - 1}) // {stride})::INTEGER AS windows
+            FROM (
+                SELECT key, episode_id, uri, coalesce(etag, '') AS etag, size_bytes, sha256, recording_id, robot,
+                    cameras, state_dim, action_dim, state_stats, action_stats, CASE {cases} END AS component,
+                    {_timeline(recipe)} AS timeline
+                FROM {_source(con, recipe)} WHERE superseded_by IS NULL
+            )
         ) WHERE component IS NOT NULL
         """
     )
+
+
+def _timeline(recipe: Recipe) -> str:
+    """How many frames there are of `megahour.manifest.timeline.Timeline`, in SQL."""
+    counts = "".join(
+        f"camera_frames[list_position(cameras, {_text(camera)})], " for camera in recipe.observation.cameras
+    )
+    return f"coalesce(least({counts}NULL), frames)"
 
 
 def _source(con: duckdb.DuckDBPyConnection, recipe: Recipe) -> str:

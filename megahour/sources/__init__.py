@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from megahour.episode.model import RawEpisode
 from megahour.sources import hdf5, lerobot, mcap, rlds
 from megahour.sources.content import content_of
-from megahour.sources.model import Recording, SourceError, source_of
-from megahour.sources.options import NAME as OPTIONS
-from megahour.sources.options import canonical
+from megahour.sources.model import Identity, Recording, SourceError, source_of
+from megahour.sources.options import canonical, options_key
 
 if TYPE_CHECKING:
     from megahour.storage import FileRef
 
-__all__ = ["IMPORTERS", "Importer", "Recording", "SourceError", "find_recordings", "read_recording", "recording_id"]
+__all__ = [
+    "IMPORTERS",
+    "Ids",
+    "Importer",
+    "Recording",
+    "SourceError",
+    "find_recordings",
+    "ids_of",
+    "read_recording",
+    "recording_id",
+]
 
 FOREIGN_SUFFIXES = (".bag", ".db3", ".tfrecord", ".rrd", ".zarr.zip")
 """Recordings that no importer took: they are held in quarantine, not passed over in silence."""
@@ -46,7 +55,7 @@ class Importer(Protocol):
             SourceError: the recording cannot be imported; `Camera.frames()` raises it too.
         """
 
-    def identity(self, recording: Recording, local: Callable[[str], Path]) -> bytes | None:
+    def identity(self, recording: Recording, local: Callable[[str], Path]) -> Identity | None:
         """What makes the recording what it is, where that is not all bytes of its files; else None."""
 
 
@@ -72,22 +81,41 @@ def find_recordings(files: Iterable[FileRef], read: Callable[[str], bytes]) -> l
         name = key.lower()
         if name.endswith(FOREIGN_SUFFIXES) or ".tfrecord-" in name:
             found.append(Recording(key, "unknown", source_of(key), (file,)))
-    found = [replace(each, options=by_key.get(f"landing/{each.source}/{OPTIONS}")) for each in found]
+    found = [replace(each, options=by_key.get(options_key(each.source))) for each in found]
     return sorted(found, key=lambda recording: recording.uri)
 
 
-def recording_id(recording: Recording, local: Callable[[str], Path]) -> str:
-    """32 hexadecimal digits from a recording's content: the bytes of its files, not their names or times.
+@dataclass(frozen=True)
+class Ids:
+    """A recording's names, of 32 hexadecimal digits each. Recordings with one `content_id` are one thing recorded;
+    each way of reading it has a `recording_id`."""
 
-    Of a recording that shares files with others, its own part. With it goes what the source's `source.yaml` says. Of a
-    recording with missing files, those there are. `local` gives the path of a key on this machine.
+    recording_id: str
+    content_id: str
+
+
+def ids_of(recording: Recording, local: Callable[[str], Path]) -> Ids:
+    """The ids of a recording: from the bytes of its files, not from their names or times.
+
+    Of a recording that shares files with others, from its own part; where that cannot be read, from their bytes and its
+    place. The `recording_id` also from what is said of it, beside it and in the source's `source.yaml`. Of a recording
+    with missing files, from those there are. `local` gives the path of a key on this machine.
     """
     importer = _importer(recording)
     own = None if importer is None else importer.identity(recording, local)
-    digest = hashlib.sha256(content_of(recording.files, local) if own is None else own)
+    if own is None:
+        own = Identity(content_of(recording.files, local) + recording.place.encode())
+    content = hashlib.sha256(own.content)
+    whole = content.copy()
+    whole.update(own.said)
     if recording.options is not None:
-        digest.update(canonical(local(recording.options.key).read_bytes()).encode())
-    return digest.hexdigest()[:32]
+        whole.update(canonical(local(recording.options.key).read_bytes()).encode())
+    return Ids(whole.hexdigest()[:32], content.hexdigest()[:32])
+
+
+def recording_id(recording: Recording, local: Callable[[str], Path]) -> str:
+    """The `recording_id` of `ids_of`."""
+    return ids_of(recording, local).recording_id
 
 
 def read_recording(recording: Recording, local: Callable[[str], Path]) -> Iterator[RawEpisode]:

@@ -29,6 +29,9 @@ class Recording:
     `uri` names it inside the lake: the key of its file, or `<dataset>#episode=<n>`. `source` is the folder of
     `landing/` it lies in. `options` is that folder's `source.yaml`, where there is one: how to read what files do not
     say themselves. `own_bytes` is set where recordings share files: its part of them.
+
+    `beside` are files that speak of it and of others too, and `said` is a digest of what they say of it alone: a
+    dataset that grows rewrites them, and says the same of the episodes it had.
     """
 
     uri: str
@@ -38,6 +41,20 @@ class Recording:
     missing: tuple[str, ...] = ()
     options: FileRef | None = None
     own_bytes: int | None = None
+    beside: tuple[FileRef, ...] = ()
+    said: str = ""
+
+    @property
+    def place(self) -> str:
+        """Its part of files that it shares, `episode=3`; empty where they are its own."""
+        return self.uri.partition("#")[2]
+
+    @property
+    def folder(self) -> str:
+        """The folder below which all its files lie, with a slash at the end."""
+        name = self.uri.partition("#")[0]
+        is_file = any(file.key == name for file in self.files)
+        return f"{name.rpartition('/')[0] if is_file else name}/"
 
     @property
     def size_bytes(self) -> int:
@@ -46,13 +63,23 @@ class Recording:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when a file comes, goes or changes; 32 hexadecimal digits over keys, sizes and etags."""
+        """Changes when a file comes, goes or changes, and when other things are said of it: 32 hexadecimal digits."""
         digest = hashlib.sha256()
         for file in (*self.files, *((self.options,) if self.options else ())):
             digest.update(f"{file.key}\0{file.size_bytes}\0{file.etag}\n".encode())
         for key in self.missing:
             digest.update(f"{key}\0missing\n".encode())
+        if self.said:
+            digest.update(f"{self.said}\0said\n".encode())
         return digest.hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What makes a recording what it is: `content` is what was recorded, `said` what is said of it, and may change."""
+
+    content: bytes
+    said: bytes = b""
 
 
 def source_of(key: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ PNG_DEPTH_AT = 24
 """Where a PNG says its bits per value (PNG specification, 11.2.1)."""
 GREY_16 = ("I;16", "I;16B", "I")
 """Pillow's names for pictures of one channel with more than 8 bits."""
+GREY = "is grey: stored as colour with three equal channels"
+BITS = "has {bits} bits per value: stored with 8"
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,15 @@ def values(data: bytes, where: str) -> NDArray[Any]:
     return array.astype(np.uint16) if array.dtype != np.uint8 else array
 
 
+def conversion(said: Look) -> str:
+    """What becoming 8-bit RGB changes about a picture, as words that follow its name; empty where it is nothing."""
+    if said.mode in ("L", "1"):
+        return GREY
+    if said.mode not in ("RGB", "P"):
+        return f"is {said.mode}: stored as red, green and blue alone"
+    return BITS.format(bits=said.bits) if said.bits > 8 and said.mode == "RGB" else ""
+
+
 def only_colour(frames: Iterable[Frames]) -> tuple[int, ...] | None:
     """The one colour that all pictures show throughout, else None. Ends at the first picture that shows another."""
     colour = None
@@ -78,21 +89,6 @@ def only_colour(frames: Iterable[Frames]) -> tuple[int, ...] | None:
         if not (frame == np.array(colour, np.uint8)).all():
             return None
     return colour
-
-
-def each_of_size(frames: Iterable[Frames], width: int, height: int, where: str) -> Iterator[Frames]:
-    """The pictures, which must all have this size.
-
-    Raises:
-        SourceError: `feature_mismatch`.
-    """
-    for number, frame in enumerate(frames):
-        if frame.shape[:2] != (height, width):
-            raise SourceError(
-                "feature_mismatch",
-                f"{where}: picture {number} is {frame.shape[1]}x{frame.shape[0]}, and the first is {width}x{height}",
-            )
-        yield frame
 
 
 def _opened(data: bytes, where: str) -> Image.Image:

@@ -28,6 +28,7 @@ IMAGE_ENCODINGS = {"uint8": "mono8", "uint16": "16UC1", "float32": "32FC1"}
 """Encodings of `foxglove.RawImage` for pictures of one channel, by dtype."""
 RATES_HZ = (0.001, 1_000_000.0)
 """Rates that a recording may have: the times of any other do not fit nanoseconds."""
+SUCCESS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,11 @@ def rate_of(said: Any, what: str) -> float:
     return rate_hz
 
 
+def success_of(said: Any) -> bool | None:
+    """Whether an episode succeeded, from a truth, a number or a text; None for what says neither."""
+    return SUCCESS.get(as_text(said).strip().lower())
+
+
 def steps_of(actions: Mapping[str, int], observations: Mapping[str, int], where: str) -> tuple[int, bool]:
     """The number of steps on which all columns agree, and whether observations have one more behind the last action.
 
@@ -155,7 +161,7 @@ def add_column(into: Gathered, column: Column, name: str = "") -> None:
     elif dtype == np.uint8 and _channels(shape) in (3, 4):
         _add_camera(into, column, name)
     elif _is_plane(shape) and dtype == np.uint8 and column.pictured and not is_depth:
-        into.note("converted", f"camera {topic_name(name)} is grey: stored as colour with three equal channels")
+        into.note("converted", f"camera {topic_name(name)} {pictures.GREY}")
         _add_camera(into, column, name)
     elif _is_plane(shape) and _as_image(dtype) and (column.pictured or is_depth):
         _add_planes(into, column, name, into.times_ns)
@@ -205,30 +211,36 @@ def add_picture_files(into: Gathered, column: Column, name: str, swap: bool = Fa
     over as it is, too.
 
     Raises:
-        SourceError: `unreadable` or `feature_mismatch`; so does the camera.
+        SourceError: `unreadable`, or `feature_mismatch` when the pictures are not all of one size, or some are depth;
+            so does the camera.
     """
-    there = np.array([bool(data) for data in _file_bytes(column)])
-    if not there.any():
+    looks = [pictures.look(data, column.where) if data else None for data in _file_bytes(column)]
+    found = {number: look for number, look in enumerate(looks) if look is not None}
+    if not found:
         into.note("left_out", f"{column.path} left out: none of its entries holds a picture")
         return
-    first = pictures.look(next(data for data in _file_bytes(column) if data), column.where)
-    times_ns = into.times_ns[there]
-    if not there.all():
-        into.note("dropped", f"{column.path}: {int((~there).sum())} steps have no picture")
-    if first.mode in pictures.GREY_16 or (first.mode == "L" and "depth" in column.path.lower()):
+    first = next(iter(found.values()))
+    times_ns = into.times_ns[list(found)]
+    if len(found) < len(looks):
+        into.note("dropped", f"{column.path}: {len(looks) - len(found)} steps have no picture")
+    is_depth = first.mode in pictures.GREY_16 or (first.mode == "L" and "depth" in column.path.lower())
+    _refuse_unlike(found, is_depth, column.where)
+    if is_depth:
         _add_planes(into, _decoded(column, first), name, times_ns)
         return
     name = into.name(name)
-    _note_converted(into, name, first)
+    for text in dict.fromkeys(map(pictures.conversion, found.values())):
+        if text:
+            into.note("converted", f"camera {name} {text}")
 
     def frames() -> Iterator[Frames]:
-        files = (data for data in _file_bytes(column) if data)
-        decoded = (pictures.colours(data, column.where) for data in files)
-        for frame in pictures.each_of_size(decoded, first.width, first.height, column.where):
-            yield np.ascontiguousarray(frame[:, :, ::-1]) if swap else frame
+        for data in _file_bytes(column):
+            if data:
+                frame = pictures.colours(data, column.where)
+                yield np.ascontiguousarray(frame[:, :, ::-1]) if swap else frame
 
-    plain = first.kind == "jpeg" and first.mode == "RGB" and not swap
-    coded = Coded("jpeg", lambda: _jpeg_files(column)) if plain else None
+    is_plain = not swap and all(look.kind == "jpeg" and look.mode == "RGB" for look in found.values())
+    coded = Coded("jpeg", lambda: (data for data in _file_bytes(column) if data)) if is_plain else None
     into.cameras.append(Camera(name, first.width, first.height, times_ns, frames, coded))
 
 
@@ -319,14 +331,6 @@ def _file_bytes(column: Column) -> Iterator[bytes]:
         yield (row if isinstance(row, bytes) else row.tobytes() if hasattr(row, "tobytes") else b"").rstrip(b"\0")
 
 
-def _jpeg_files(column: Column) -> Iterator[bytes]:
-    for data in _file_bytes(column):
-        if data and not data.startswith(pictures.JPEG):
-            raise SourceError("unreadable", f"{column.where} has a picture that is not a JPEG as the others are")
-        if data:
-            yield data
-
-
 def _decoded(column: Column, first: pictures.Look) -> Column:
     def rows() -> Iterator[Any]:
         for data in _file_bytes(column):
@@ -337,13 +341,17 @@ def _decoded(column: Column, first: pictures.Look) -> Column:
     return Column(column.path, column.where, shape, dtype, rows, lambda: np.stack(list(rows())), True)
 
 
-def _note_converted(into: Gathered, name: str, first: pictures.Look) -> None:
-    if first.mode in ("L", "1"):
-        into.note("converted", f"camera {name} is grey: stored as colour with three equal channels")
-    elif first.mode not in ("RGB", "P"):
-        into.note("converted", f"camera {name} is {first.mode}: stored as red, green and blue alone")
-    if first.bits > 8 and first.mode == "RGB":
-        into.note("converted", f"camera {name} has {first.bits} bits per value: stored with 8")
+def _refuse_unlike(found: Mapping[int, pictures.Look], is_depth: bool, where: str) -> None:
+    """Refuse pictures that cannot be read as the first is: of another size, or with other values where these count."""
+    first = next(iter(found.values()))
+    for number, look in found.items():
+        if (look.width, look.height) != (first.width, first.height):
+            text = f"{look.width}x{look.height}, and the first is {first.width}x{first.height}"
+        elif (look.mode, look.bits) != (first.mode, first.bits) and (is_depth or look.mode in pictures.GREY_16):
+            text = f"{look.mode} with {look.bits} bits per value, and the first is {first.mode} with {first.bits}"
+        else:
+            continue
+        raise SourceError("feature_mismatch", f"{where}: picture {number} is {text}")
 
 
 def _add_camera(into: Gathered, column: Column, name: str) -> None:

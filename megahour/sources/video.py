@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import av
 import numpy as np
 from av.error import FFmpegError
 from av.sidedata.sidedata import Type as SideData
-from av.stream import Disposition
 from av.video.reformatter import ColorPrimaries, ColorTrc, VideoReformatter
 from numpy.typing import NDArray
 
@@ -27,6 +25,7 @@ from megahour.episode.nal import NalError, Watch
 from megahour.sources.cut import cut_short
 from megahour.sources.frame_times import frame_times
 from megahour.sources.model import SourceError
+from megahour.sources.video_file import opened_video
 
 WATCHED = ("h264", "hevc")
 """Codecs whose frames are looked at before they are decoded. Their decoders miss no frame that others build on."""
@@ -98,7 +97,7 @@ def probe_video(path: Path, key: str) -> VideoFacts:
     if cut := cut_short(path):
         raise SourceError("truncated", f"{key} {cut}. Copy it again from where it was recorded")
     notes: list[Note] = []
-    with _opened(path, key) as (container, stream):
+    with opened_video(path, key) as (container, stream):
         packets = list(_packets(container, stream, key))
         listed = stream.frames if "mp4" in _formats(container) else 0
         stamps = _shown_stamps(packets, listed, key, notes)
@@ -108,7 +107,7 @@ def probe_video(path: Path, key: str) -> VideoFacts:
         if any(note.code == "gaps" for note in notes) and stream.codec_context.name not in WATCHED:
             _note_unproven(packets, stream, key, notes)
     entries = [(p.stamp, p.decoding_stamp) for p in packets if p.entry and p.decoding_stamp is not None]
-    with _opened(path, key) as (container, stream):
+    with opened_video(path, key) as (container, stream):
         # Its own decoder, because no other is told what the container says: which way up the pictures are.
         frames = _decoded(container, stream, _strict(stream.codec_context), key)
         first = next((frame for frame in frames if frame.pts is not None and frame.pts >= stamps[0]), None)
@@ -146,7 +145,7 @@ def read_video(path: Path, key: str, facts: VideoFacts, frames: range | None = N
     # Frames of one time can only be told apart from the first of them on.
     at = first = int(np.searchsorted(facts.stamps, facts.stamps[wanted.start]))
     reformatter = VideoReformatter()
-    with _opened(path, key) as (container, stream):
+    with opened_video(path, key) as (container, stream):
         _seek(container, stream, facts, at)
         decoded = _decoded(container, stream, _strictest_decoder(stream), key)
         for frame in decoded:
@@ -173,28 +172,6 @@ def read_video(path: Path, key: str, facts: VideoFacts, frames: range | None = N
     raise SourceError(
         "frame_count", f"{key} holds {facts.frames} coded frames, and {at} of them decode. Export it again"
     )
-
-
-@contextmanager
-def _opened(path: Path, key: str) -> Iterator[tuple[Any, Any]]:
-    """A container and its video stream."""
-    try:
-        with av.open(str(path), metadata_errors="replace") as container:
-            moving = [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]
-            if not moving:
-                raise SourceError("no_video", f"{key} has no video in it")
-            if moving[0].codec_context is None:
-                raise SourceError("unsupported", f"{key} is coded in a way that is not known here. Export it as H.264")
-            moving[0].codec_context.thread_count = 1
-            yield container, moving[0]
-    except FFmpegError as error:
-        if isinstance(error, OSError):
-            # Decoders use these numbers for bad bytes too. Where the disk is at fault, this says so.
-            with path.open("rb") as file:
-                while file.read(1 << 20):
-                    pass
-        # Also where memory is said to lack: opening takes little, unless the bytes claim what cannot be.
-        raise SourceError("unreadable", f"{key} cannot be read as a video: {error.strerror}. Export it again") from None
 
 
 def _packets(container: Any, stream: Any, key: str) -> Iterator[_Packet]:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from megahour.storage import Lake
 from megahour.warehouse.schemas import EPISODE_QUALITY, EPISODES, IDENTITY, TABLES, TIME
-from megahour.warehouse.tables import open_table
+from megahour.warehouse.tables import GROWN, open_table
 
 if TYPE_CHECKING:
     import duckdb
@@ -25,11 +25,12 @@ PLAIN_FEATURES = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
 
 
 def connect(lake: Lake, versions: Mapping[str, int] | None = None) -> duckdb.DuckDBPyConnection:
-    """A connection with a view per table (`recordings`, `episodes`, ...) and the view `curated`.
+    """A connection with a view per table (`recordings`, `episodes`, ...), and the views `measured` and `curated`.
 
     A view holds one row per identity: the latest revision, of these the latest in time, of these the greatest content,
-    so that neither the order of rows nor the layout of files decides. An absent table is an empty view. `curated` is
-    `episodes` with the signals of `episode_quality` beside, NULL where none were measured.
+    so that neither the order of rows nor the layout of files decides. An absent table is an empty view, and a column
+    that its files are older than is NULL. `measured` is `episodes` with the signals of `episode_quality` beside, NULL
+    where none were measured; `curated` is what of it no later reading of the same recording superseded.
 
     Args:
         versions: table to version; tables not named are read at their latest.
@@ -48,9 +49,10 @@ def connect(lake: Lake, versions: Mapping[str, int] | None = None) -> duckdb.Duc
         con.execute(_latest(table))
     signals = ", ".join(f"quality.{name}" for name in QUALITY_COLUMNS)
     con.execute(
-        f"CREATE VIEW curated AS SELECT episodes.*, {signals} FROM episodes LEFT JOIN episode_quality AS quality "
+        f"CREATE VIEW measured AS SELECT episodes.*, {signals} FROM episodes LEFT JOIN episode_quality AS quality "
         "ON episodes.key = quality.key AND episodes.episode_id = quality.episode_id"
     )
+    con.execute("CREATE VIEW curated AS FROM measured WHERE superseded_by IS NULL")
     return con
 
 
@@ -101,6 +103,17 @@ def settle_revisions(con: duckdb.DuckDBPyConnection, table: str) -> None:
     )
 
 
+def latest(table: str, condition: str) -> str:
+    """SELECT the latest revisions of rows that meet a condition, on which all revisions of a row must agree.
+
+    Other rows are not looked at, where the view of the table would sort all that have several revisions.
+    """
+    return f"""
+        SELECT * FROM raw_{table} AS entry WHERE {condition}
+        QUALIFY row_number() OVER (PARTITION BY {_identity(table)} ORDER BY {_order(table)}, entry DESC) = 1
+    """
+
+
 def _latest(table: str) -> str:
     """The view over `raw_<table>`. Rows whose key is alone, nearly all, pass by without being sorted."""
     return f"""
@@ -108,8 +121,7 @@ def _latest(table: str) -> str:
         WITH duplicates AS (SELECT key FROM raw_{table} GROUP BY key HAVING count(*) > 1)
         SELECT * FROM raw_{table} WHERE key NOT IN (FROM duplicates)
         UNION ALL
-        SELECT * FROM raw_{table} AS entry WHERE key IN (FROM duplicates)
-        QUALIFY row_number() OVER (PARTITION BY {_identity(table)} ORDER BY {_order(table)}, entry DESC) = 1
+        {latest(table, "key IN (FROM duplicates)")}
     """
 
 
@@ -133,13 +145,24 @@ def _create_raw(con: duckdb.DuckDBPyConnection, table: str, delta: DeltaTable | 
     else:
         # Local files are listed as URLs without their scheme.
         names = ", ".join("'" + unquote(name).replace("'", "''") + "'" for name in sorted(files))
+        # Schemas are compared file by file only where they may differ: that reads every file's end twice.
+        grown = GROWN in delta.metadata().configuration
+        source = f"read_parquet([{names}], hive_partitioning = false, union_by_name = {grown})"
         con.execute(
-            f"CREATE VIEW located_{table} AS SELECT entry.*, entry AS content, file_index, file_row_number "
-            f"FROM read_parquet([{names}], hive_partitioning = false) AS entry"
+            f"CREATE VIEW located_{table} AS SELECT entry.*{_absent(con, table, source)}, entry AS content, "
+            f"file_index, file_row_number FROM {source} AS entry"
         )
         con.execute(
             f"CREATE VIEW raw_{table} AS SELECT * EXCLUDE (content, file_index, file_row_number) FROM located_{table}"
         )
+
+
+def _absent(con: duckdb.DuckDBPyConnection, table: str, source: str) -> str:
+    """NULL for each column that the files of a table are older than, for a SELECT."""
+    there = con.sql(f"FROM {source}").columns
+    wanted = con.from_arrow(TABLES[table].empty_table())
+    types = zip(wanted.columns, wanted.types, strict=True)
+    return "".join(f', NULL::{kind} AS "{name}"' for name, kind in types if name not in there)
 
 
 def _is_plain(delta: DeltaTable) -> bool:
@@ -157,5 +180,8 @@ def _read_with_datafusion(delta: DeltaTable, schema: pa.Schema) -> pa.Table:
     from deltalake import QueryBuilder
 
     found = pa.table(QueryBuilder().register("entries", delta).execute("SELECT * FROM entries").read_all())
+    for field in schema:
+        if field.name not in found.schema.names:
+            found = found.append_column(field, pa.nulls(found.num_rows, field.type))
     # DataFusion answers with string views, which swell an Arrow file a hundredfold.
     return found.select(schema.names).cast(schema)

@@ -63,11 +63,19 @@ EPISODES = pa.schema(
         ("batch", pa.string()),
         ("ingested_at", TIME),
         ("revision", pa.int32()),
+        ("camera_frames", pa.list_(pa.int32())),
+        ("content_id", pa.string()),
+        ("superseded_by", pa.string()),
     ]
 )
 """One row per episode. `uri` and `etag` say where its file lies in this lake, `sha256` (hexadecimal) which bytes it
-holds in any. `frames` counts the pictures of the camera with the fewest. `notes` are codes of what was lost, mended or
-guessed on its way in; the file has a sentence for each."""
+holds in any. `frames` counts the pictures of the camera with the fewest, `camera_frames` those of each in the order of
+`cameras`; it is NULL in rows from before there was this column. `notes` are codes of what was lost, mended or guessed
+on its way in; the file has a sentence for each.
+
+`recording_id` names a recording and what was said of it then, `content_id` the recording alone. Of several readings of
+one content one is live: `superseded_by` is NULL in its rows, in those of the others a later `recording_id`. `batch`
+made the row, or made it live again."""
 
 EPISODE_QUALITY = pa.schema(
     [

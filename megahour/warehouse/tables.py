@@ -23,6 +23,9 @@ RETENTION = {
 }
 """A pinned version must be readable as long as a manifest stands on it; Delta's own default is 30 days."""
 
+GROWN = "megahour.grown"
+"""A property of tables that got columns after their first files: these have fewer than the table."""
+
 
 def stable_key(text: str) -> int:
     """A signed 64-bit integer from the sha256 of `text`: the same on every machine and in every engine."""
@@ -52,11 +55,11 @@ def append(lake: Lake, table: str, rows: Sequence[Mapping[str, Any]], *, once: s
 
     properties = CommitProperties(app_transactions=[Transaction(once, 0)])
     for attempt in range(COMMIT_ATTEMPTS):
-        delta = _open_or_create(lake, table)
-        # Only the snapshot that was asked may be written from: a rival's commit after it then fails this one.
-        if delta.transaction_version(once) is not None:
-            return 0
         try:
+            delta = _open_or_create(lake, table)
+            # Only the snapshot that was asked may be written from: a rival's commit after it then fails this one.
+            if delta.transaction_version(once) is not None:
+                return 0
             write_deltalake(delta, data, mode="append", commit_properties=properties)
         except CommitFailedError:
             time.sleep(random.uniform(0, 0.02 * 2 ** min(attempt, 6)))
@@ -126,7 +129,21 @@ def _open_or_create(lake: Lake, table: str) -> DeltaTable:
         except DeltaError:
             if not DeltaTable.is_deltatable(url):
                 raise
-    return DeltaTable(url)
+    delta = DeltaTable(url)
+    _grow(delta, table)
+    return delta
+
+
+def _grow(delta: DeltaTable, table: str) -> None:
+    """Give a table from before some columns these columns, NULL in the rows it has. Rivals fail as any commit does."""
+    from deltalake import Schema
+
+    there = {field.name for field in delta.schema().fields}
+    absent = [field for field in Schema.from_arrow(TABLES[table]).fields if field.name not in there]
+    if absent:
+        # The property first: whoever finds the columns then knows that not all files have them.
+        delta.alter.set_table_properties({GROWN: "true"}, raise_if_not_exists=False)
+        delta.alter.add_columns(absent)
 
 
 def _to_arrow(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,11 @@ from mcap.writer import Writer
 
 from megahour.episode import container, streams, tail, writer
 from megahour.episode import index as idx
+from megahour.episode import scan as scanning
 from megahour.episode.check import check_bytes
-from megahour.episode.h264 import PPS, SPS, nal_units
+from megahour.episode.h264 import nal_units
 from megahour.episode.model import Coded, EpisodeError, RawEpisode
+from megahour.episode.nal import PPS, SPS
 from megahour.episode.profile import MIXED
 from megahour.episode.ranges import MemoryBytes
 from megahour.episode.reader import EpisodeReader
@@ -168,6 +171,33 @@ def test_good_episodes_have_no_problems(goods: dict[str, Good], layout: str) -> 
 def test_a_file_that_is_no_episode_at_all() -> None:
     for nothing in (b"", b"\x00" * 5000, b"x" * 100, container.MAGIC, container.MAGIC * 2):
         assert _reasons(nothing)[0] in ("truncated", "corrupt")
+
+
+@pytest.mark.parametrize("opcode", [Opcode.CHUNK, Opcode.ATTACHMENT, Opcode.METADATA])
+def test_bytes_that_look_like_records_over_and_over(monkeypatch: pytest.MonkeyPatch, opcode: Opcode) -> None:
+    """Each claims what is left of the file, which is then neither summed up nor copied."""
+    summed, crc32 = 0, zlib.crc32
+
+    def counted(data: Any, value: int = 0) -> int:
+        nonlocal summed
+        summed += len(data)
+        return crc32(data, value)
+
+    monkeypatch.setattr(zlib, "crc32", counted)
+
+    def copied(kind: Any, body: bytes) -> Any:
+        nonlocal summed
+        summed += len(body)
+        return read(kind, body)
+
+    read = scanning.read_record
+    monkeypatch.setattr(scanning, "read_record", copied)
+    heads = 2_000
+    size = 9 * heads
+    data = container.MAGIC + b"".join(struct.pack("<BQ", opcode, size - 9 * (i + 1)) for i in range(heads))
+    found = scan("e.mcap", data)
+    assert found.lost == [(len(container.MAGIC), len(data))]
+    assert summed <= len(data)
 
 
 def test_all_problems_are_reported_not_only_the_first(goods: dict[str, Good]) -> None:

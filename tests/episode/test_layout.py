@@ -15,7 +15,8 @@ from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
 from mcap.records import Chunk, Message
 from mcap.stream_reader import StreamReader, breakup_chunk
 
-from megahour.episode.h264 import PPS, SPS, is_keyframe, nal_units
+from megahour.episode.h264 import is_keyframe, nal_units
+from megahour.episode.nal import PPS, SPS
 from megahour.episode.profile import MIXED, PROFILES, VLA, WORLD, Profile, Rendition
 from megahour.episode.reader import EpisodeReader, open_episode_file
 from megahour.episode.writer import write_episode

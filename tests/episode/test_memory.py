@@ -151,6 +151,54 @@ def test_what_fits_is_read_once_and_what_was_forgotten_again(lake: Lake, monkeyp
         assert sum(len(source.tails) + len(source.reads) for source in sources) == 2 * opened
 
 
+def test_a_read_of_a_whole_episode_pushes_out_no_other(lake: Lake) -> None:
+    """Its pictures and rows are many times what is kept, and each of them is small."""
+    whole_bytes = 120 * 48 * 64 * 3
+    episodes = Episodes(lake, 2 * whole_bytes)
+    others = [episodes.open(key) for key in keys()[1:]]
+    near = others[0].frames("front", [3])
+    held = episodes.held_bytes
+    reader = episodes.open(keys()[0])
+    opened = episodes.held_bytes
+    shown = reader.frames("front", range(120))
+    assert [number_of(picture) for picture in shown] == list(range(120))
+    assert opened > held
+    assert episodes.held_bytes - opened < whole_bytes / 4, "no more than the bytes that were read"
+    assert [episodes.open(key) for key in keys()[1:]] == others
+    source = CountingBytes(others[0]._source)
+    others[0]._source = source
+    assert np.array_equal(others[0].frames("front", [3]), near)
+    assert source.reads == [], "of other episodes pictures are kept too"
+
+
+def test_rows_of_a_whole_series_push_out_no_other_and_are_right(lake: Lake) -> None:
+    expected = {each.name: each for each in an_episode(0).series}
+    rows_bytes = sum(each.values.nbytes + each.times_ns.nbytes for each in expected.values())
+    for budget, kept in ((3 * rows_bytes, False), (5 * rows_bytes, True)):
+        episodes = Episodes(lake, budget)
+        source = CountingBytes(reading.lake_bytes(lake, keys()[0]))
+        reader = EpisodeReader(source, cache=episodes._cache)
+        chunks = len(reader.index.chunks)
+        assert chunks > 1
+        found = {name: reader.series(name) for name in reader.series_names}
+        for name, series in found.items():
+            assert series.values.tobytes() == expected[name].values.tobytes()
+            assert series.times_ns.tolist() == expected[name].times_ns.tolist()
+        in_chunks = [each for each in episodes._cache._kept if isinstance(each, tuple) and each[1] == "chunk"]
+        assert len(in_chunks) == (chunks if kept else 0)
+
+
+def test_a_size_of_an_episode_that_is_remembered(lake: Lake) -> None:
+    episodes = Episodes(lake, 10**8)
+    reader = episodes.open(keys()[0])
+    for known in (None, reader.size_bytes):
+        assert episodes.open(keys()[0], known) is reader
+    with pytest.raises(EpisodeError, match=f"has {reader.size_bytes} bytes, and 77 were stored") as caught:
+        episodes.open(keys()[0], 77)
+    assert caught.value.reason == "truncated"
+    assert episodes.open(keys()[0]) is reader
+
+
 def test_readers_of_one_cache_do_not_mix_their_pictures(lake: Lake) -> None:
     cache = Cache(2**30)
     readers = [EpisodeReader(reading.lake_bytes(lake, key), cache=cache) for key in keys()]

@@ -17,8 +17,7 @@ from megahour.episode.model import EpisodeError
 from megahour.episode.reader import open_episode, open_episode_file
 from megahour.episode.sample import Query, SeriesQuery
 from megahour.episode.writer import write_episode
-from megahour.storage import Lake, open_lake, put_file
-from megahour.storage import replace as overwrite
+from megahour.storage import Lake, open_lake, overwrite, put_file
 from tests.episode.counting_proxy import Proxy, counting_proxy
 from tests.episode.workers import in_workers, shown
 from tests.integration.seaweed import s3_server, weed_program

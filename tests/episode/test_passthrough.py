@@ -215,6 +215,24 @@ def test_a_stream_whose_size_changes_is_refused(tmp_path: Path) -> None:
     assert caught.value.reason == "invalid"
 
 
+def test_start_codes_with_nothing_behind_them(tmp_path: Path) -> None:
+    """Careless writers leave some; decoders pass over them, and so does what looks into the pictures here."""
+    stray = [b"\x00\x00\x01\x00\x00\x00\x01" + unit + b"\x00\x00\x01\x00" for unit in units_of(H264)]
+    reader = written(tmp_path / "e", with_units(H264, stray))
+    assert reader.coded("front", 0, 12) == stray
+    assert [number_of(picture) for picture in reader.frames("front", range(12))] == list(range(12))
+    for nothing in (
+        b"\x00\x00\x01",
+        b"\x00\x00\x01\x00\x00\x01\x00",
+        b"\x00\x00\x01\x41",
+        b"\x00\x00\x01\x41" + bytes(9),
+    ):
+        source = with_units(H264, [nothing, *units_of(H264)[1:]])
+        with pytest.raises(EpisodeError) as caught:
+            write_episode(tmp_path / "none", replace(raw_episode(), cameras=(source,)), FACTS, AS_CODED)
+        assert caught.value.reason == "corrupt"
+
+
 def test_coded_pictures_are_not_decoded_to_be_stored(tmp_path: Path) -> None:
     def never() -> Iterator[Any]:
         raise AssertionError("frames() was called")

@@ -1,12 +1,16 @@
-"""An episode is opened with one read, and a cold sample takes one more per group of topics, all in one call."""
+"""An episode is opened with one read, and a cold sample takes one more per group of topics, all in one call; more where
+much that nobody wants lies between."""
 
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -131,6 +135,20 @@ def test_all_cameras_of_a_group_come_with_the_first(tmp_path: Path) -> None:
     assert end - start < (tmp_path / "e").stat().st_size / 10
 
 
+def test_a_camera_that_has_not_begun_is_not_read_with_the_others(tmp_path: Path) -> None:
+    late = camera("late", numbered(30))
+    late = replace(late, times_ns=late.times_ns + 3_000 * MS)
+    write_episode(tmp_path / "e", replace(long_episode(2), cameras=(*long_episode(2).cameras, late)), FACTS)
+    for name in ("c0", "c1"):
+        reader, source = cold(tmp_path / "e")
+        front, other, begun_later = reader.index.cameras
+        assert number_of(reader.frames(name, [12])[0]) == 12
+        assert source.reads == [[(min(front.offsets[10], other.offsets[10]), other.offsets[12] + other.lengths[12])]]
+    reader.frames("c0", [99])
+    ((start, end),) = source.reads[1]
+    assert start <= begun_later.offsets[0] < end, "it comes with them as soon as it has"
+
+
 def test_far_pictures_are_ranges_of_one_call(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "GAP_BYTES", 1000)
     reader, source = cold(one)
@@ -142,6 +160,73 @@ def test_far_pictures_are_ranges_of_one_call(one: Path, monkeypatch: pytest.Monk
     samples = EpisodeReader(source).samples([0, 2000 * MS], Query({"c0": (0,)}))
     assert [number_of(sample.pictures["c0"].frames[0]) for sample in samples] == [0, 60]
     assert len(source.reads[1]) == 2
+
+
+def test_a_wide_query_leaves_unread_what_lies_between_where_that_is_much(
+    one: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests are one per group as long as nothing large lies between its pictures, and made by one call."""
+    wide = Query({"c0": (0, 3_000 * MS), "c1": (3_000 * MS,)}, series={"state": SeriesQuery((0,))})
+    front, other = cold(one)[0].index.cameras
+    between = int(front.offsets[90] - front.offsets[1])
+    for gap_bytes, cameras in ((2 * between, 1), (between // 2, 2)):
+        monkeypatch.setattr(reading, "GAP_BYTES", gap_bytes)
+        reader, source = cold(one)
+        sample = reader.sample(0, wide)
+        assert [number_of(picture) for picture in sample.pictures["c0"].frames] == [0, 90]
+        ((first, *more, _),) = source.reads
+        assert 1 + len(more) == cameras
+        assert first[0] == front.offsets[0]
+        last = (more or [first])[-1]
+        assert last[1] == max(int(each.offsets[90] + each.lengths[90]) for each in (front, other))
+
+
+def steps(call: Callable[[], object]) -> int:
+    """Lines that the reader runs through."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename != reading.__file__:
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_the_work_of_a_read_grows_with_its_pictures_alone(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as many pictures in twice as many GOPs and requests are not four times the work."""
+    monkeypatch.setattr(reading, "GAP_BYTES", 0)
+    front = cold(one)[0].cameras["c0"].times_ns
+    reads: tuple[Callable[[EpisodeReader, int], object], ...] = (
+        lambda reader, gops: reader.frames("c0", range(10 * gops)),
+        lambda reader, gops: reader.samples(front[9 : 10 * gops : 10].tolist(), Query({"c0": (0,)})),
+    )
+    for read in reads:
+        few, many = (steps(partial(read, cold(one)[0], gops)) for gops in (6, 12))
+        assert many < 2.1 * few
+
+
+def test_coded_pictures_that_a_camera_does_not_have(one: Path) -> None:
+    reader, source = cold(one)
+    whole = reader.coded("c0", 0, 120)
+    assert reader.coded("c0", 117, 120) == whole[117:]
+    assert reader.coded("c0", 5, 5) == reader.coded("c0", 9, 3) == []
+    del source.reads[:]
+    for start, end in ((-3, 2), (0, 121), (0, 10**6), (200, 300), (-2, -1)):
+        with pytest.raises(
+            EpisodeError, match=f"'c0' has the pictures 0 to 119, and {start} to {end - 1} were"
+        ) as caught:
+            reader.coded("c0", start, end)
+        assert caught.value.reason == "out_of_range"
+    assert source.reads == []
 
 
 def test_only_the_chunks_around_a_moment_are_read(one: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -265,6 +265,19 @@ def test_a_single_picture_or_row_stands_for_any_time(data: bytes) -> None:
     early = sampled(data, 0, Query({"single": (0,)}, series={"event": SeriesQuery((0,), "last")}, pick="last"))
     assert not early.pictures["single"].valid.any()
     assert not early.series["event"].valid.any()
+
+
+def test_a_word_that_is_none_is_refused(data: bytes) -> None:
+    reader, word = opened(data), cast(Any, "neareast")
+    wrong: dict[str, Callable[[], object]] = {
+        "how is 'neareast', and must be one of nearest, last, linear, raw": lambda: SeriesQuery((0,), word),
+        "pick is 'neareast', and must be one of nearest, last": lambda: Query({"a": (0,)}, pick=word),
+        "chroma is 'neareast', and must be one of nearest, smooth": lambda: Query({"a": (0,)}, chroma=word),
+        "chroma is None, and must be one of": lambda: reader.frames("a", [0], chroma=cast(Any, None)),
+    }
+    for sentence, make in wrong.items():
+        with pytest.raises(ValueError, match=sentence):
+            make()
 
 
 def test_a_query_may_ask_for_nothing(data: bytes) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
@@ -16,13 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megahour.episode import streams
+from megahour.episode import joints, streams
 from megahour.episode.model import Camera, EpisodeError, ExtraMessage, ExtraTopic, Frames, RawEpisode
 from megahour.episode.profile import MIXED, PROFILES, Profile, Rendition
 from megahour.episode.reader import open_episode_file
 from megahour.episode.writer import write_episode
 from megahour.storage import list_files, open_lake
-from tests.samples import FACTS, camera, h264_camera, jpeg_camera, number_of, numbered, pictures, raw_episode
+from tests.samples import FACTS, camera, h264_camera, jpeg_camera, number_of, numbered, pictures, raw_episode, series
 
 REPO = Path(__file__).parents[2]
 
@@ -239,3 +240,30 @@ def test_pictures_are_pulled_as_they_are_written(tmp_path: Path) -> None:
     places, widest = dict.fromkeys(places, 0), 0
     write_episode(tmp_path / "e", episode, FACTS, with_small, cores=2)
     assert widest < 60
+
+
+def test_rows_are_serialized_as_they_are_written(tmp_path: Path) -> None:
+    """Of series that are read together each is a slice in memory, however long it is."""
+
+    def peak_bytes(rows: int) -> int:
+        together = tuple(series(f"s{i}", rows, 13, 1000.0, seed=i) for i in range(2))
+        episode = replace(raw_episode(), cameras=(), series=together)
+        tracemalloc.start()
+        write_episode(tmp_path / "e", episode, FACTS)
+        taken = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        found = open_episode_file(tmp_path / "e")
+        assert all(found.series(each.name).values.tobytes() == each.values.tobytes() for each in together)
+        return taken
+
+    assert peak_bytes(10_000) - peak_bytes(5_000) < 1_000_000
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 200, 2**30])
+def test_slices_do_not_change_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slice_bytes: int) -> None:
+    episode = replace(raw_episode(), cameras=())
+    write_episode(tmp_path / "e", episode, FACTS)
+    expected = (tmp_path / "e").read_bytes()
+    monkeypatch.setattr(joints, "SLICE_BYTES", slice_bytes)
+    write_episode(tmp_path / "e", episode, FACTS)
+    assert (tmp_path / "e").read_bytes() == expected

@@ -22,7 +22,7 @@ from megahour.export.choose import Choice, of_rows
 from megahour.export.files import Limits
 from megahour.export.lerobot import Exported, export_lerobot
 from megahour.export.model import Wanted
-from megahour.export.survey import agree, look
+from megahour.export.survey import agree, examine
 from megahour.storage import Lake, put_file
 from tests.lake import Row, episode_row, stats_of
 from tests.samples import FACTS, rgb
@@ -75,7 +75,7 @@ def export_all(
 ) -> list[Exported]:
     """Look at the episodes, and write them."""
     chosen = of_rows(choice) if isinstance(choice, list) else choice
-    agreed = agree(look(lake, each, wanted or Wanted()) for each in chosen)
+    agreed = agree(examine(lake, each, wanted or Wanted()) for each in chosen)
     return list(export_lerobot(out, lake, chosen, agreed, limits))
 
 

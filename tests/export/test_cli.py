@@ -70,6 +70,16 @@ def test_a_recipe_is_exported(cli: Cli, tmp_path: Path) -> None:
     assert code == 0 and list(read_dataset(named).info["splits"]) == ["validation"]
 
 
+def test_the_folder_is_said_as_other_programs_take_it(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for out, place in (("set", tmp_path / "set"), ("~/set", tmp_path / "home/set")):
+        said = cli("export", "lerobot", out, "--episodes", "e00001")[1]
+        assert f'root="{place}"' in said and (place / "meta/info.json").is_file()
+
+
 def test_single_episodes_are_exported_with_some_of_their_topics(cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli(
         *("export", "lerobot", str(tmp_path / "set"), "--episodes", "e00003,e00001", "--episodes", "e00000"),
@@ -91,6 +101,11 @@ def test_what_cannot_be_exported_is_one_sentence(cli: Cli, tmp_path: Path) -> No
         ((out, "--episodes", "e00001", "--camera", "rear"), "no camera 'rear', only front, wrist"),
         (("s3://bucket/set", "--recipe", "demo"), "a folder of this machine"),
         ((str(tmp_path), "--recipe", "demo"), "is not an empty folder"),
+        ((out, "--recipe", "demo.yaml"), "'demo.yaml' is no recipe's name"),
+        ((out, "--recipe", ""), "'' is no recipe's name"),
+        ((out, "--episodes", "e00001", "--split", "train"), "--split is of a recipe's manifest"),
+        ((".", "--recipe", "demo"), "is the folder this command runs in"),
+        ((str(tmp_path / "kept/set"), "--recipe", "demo"), "kept/set cannot be made: Not a directory. Choose a folder"),
     ):
         (tmp_path / "kept").touch()
         code, _, err = cli("export", "lerobot", *arguments)
@@ -121,6 +136,8 @@ def test_without_rerun_the_way_to_foxglove_is_told(cli: Cli, lake: Lake, monkeyp
     code, out, _ = cli("episodes", "view", "e00001")
     path = lake.local_path("episodes/2026-01-02/e00001.mcap")
     assert code == 0 and str(path) in out and "Foxglove" in out and "megahour[view]" in out
+    code, out, err = cli("episodes", "view", "e00001", "--camera", "rear")
+    assert (code, out) == (1, "") and "no camera rear, only front, wrist" in err
     code, _, err = cli("episodes", "view", "e00001", "--out", "x.rrd")
     assert code == 1 and "not installed" in err and not Path("x.rrd").exists()
 

@@ -31,7 +31,7 @@ def test_a_chunk_is_followed_by_another() -> None:
 
 
 def test_parquet_files_end_before_they_are_too_large(tmp_path: Path) -> None:
-    written = ParquetFiles(tmp_path, SCHEMA, Limits(data_mb=1))
+    written = ParquetFiles(tmp_path, SCHEMA, Limits(data_mib=1))
     tables = [rows(50_000) for _ in range(6)]
     places = []
     for table in tables:
@@ -92,7 +92,7 @@ def test_videos_end_before_they_are_too_large_or_too_long(
     tmp_path: Path, coded: tuple[list[bytes], list[bool], np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     units, keyframes, _ = coded
-    large = VideoFiles(tmp_path / "large", 30, Limits(video_mb=1))
+    large = VideoFiles(tmp_path / "large", 30, Limits(video_mib=1))
     assert large.begin(2**21, 24) == (Place(), 0), "an episode that is too large alone has a file of its own"
     large.write(units, keyframes)
     assert large.begin(2**20 - 1, 24) == (Place(0, 1), 0)
@@ -104,3 +104,19 @@ def test_videos_end_before_they_are_too_large_or_too_long(
     assert long.begin(1, 6) == (Place(), 24)
     assert long.begin(1, 7) == (Place(0, 1), 0)
     long.close()
+
+
+@pytest.mark.parametrize("fps", [10, 15, 29, 30, 50, 60])
+def test_lerobots_times_find_pictures_of_no_longer_videos_and_of_rows_that_begin_theirs(fps: int) -> None:
+    """As its readers ask: `from_timestamp` and a float32 of `i / fps`, against the picture's time, both as float32."""
+
+    def distance_s(before: int, pictures: int) -> np.ndarray:
+        rows = np.arange(pictures)
+        asked = before / fps + (rows / fps).astype(np.float32).astype(np.float64)
+        return np.abs(asked.astype(np.float32) - ((before + rows) / fps).astype(np.float32))
+
+    longest = round(files.MOST_VIDEO_S * fps)
+    for before in (1, 7, longest // 2 + 1, longest - 1):
+        assert distance_s(before, longest - before).max() < 1e-4
+        assert distance_s(before, 2 * longest).max() > 1e-4
+    assert distance_s(0, 4 * longest).max() == 0

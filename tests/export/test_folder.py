@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,17 @@ def test_an_error_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> 
     with pytest.raises(error), appearing_folder(tmp_path / "out") as folder:
         write(folder)
         raise error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as caught, appearing_folder(tmp_path / "out") as folder:
+        write(folder)
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert str(caught.value) == (
+        f"{tmp_path / 'out'} was not written: No space left on device. Nothing of it is left: make room, or choose "
+        "another disk"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

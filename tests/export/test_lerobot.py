@@ -15,12 +15,13 @@ import pytest
 from megahour.episode.model import Camera, Coded, ExtraMessage, ExtraTopic, RawEpisode, Series
 from megahour.episode.profile import MIXED, Rendition
 from megahour.episode.reader import open_episode
-from megahour.export import lerobot
+from megahour.export import lerobot, survey
 from megahour.export.choose import of_recipe, of_rows
 from megahour.export.files import Limits
 from megahour.export.lerobot import export_lerobot
 from megahour.export.model import ExportError, Wanted
-from megahour.export.survey import Look, agree, look
+from megahour.export.statistics import QUANTILES
+from megahour.export.survey import Candidate, agree, examine
 from megahour.manifest.build import build_manifest
 from megahour.manifest.recipe import Recipe
 from megahour.sources import find_recordings, read_recording
@@ -177,6 +178,34 @@ def test_a_camera_that_began_earlier_is_cut_at_the_first_row(
     assert dataset.episodes[0]["videos/observation.images.early/from_timestamp"] == pytest.approx(3 / 30)
 
 
+def test_an_episode_whose_pictures_would_not_be_found_is_refused(
+    lake: Lake, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early, late = camera("early", pictures(37, 32, 32, 1)), camera("late", pictures(24, 32, 32, 2))
+    row = put(0, replace(raw_episode(), cameras=(early, delayed(late, int(early.times_ns[13])))))
+    assert examined(lake, row).refusal == "", "its rows end at 27/30 s of the video"
+    monkeypatch.setattr(survey, "MOST_VIDEO_S", 0.9)
+    assert examined(lake, row).refusal == ""
+    monkeypatch.setattr(survey, "MOST_VIDEO_S", 0.8)
+    assert examined(lake, row).refusal.startswith(
+        "too_long: its rows end at 1 s of the video of 'early', which begins 3"
+    )
+    assert refusal(lake, [row]).reason == "unfit"
+    assert examined(lake, put(1, raw_episode(frames=60))).refusal == "", "its rows begin with its videos"
+
+
+def test_an_episode_without_a_value_of_a_column_leaves_the_datasets_statistics_alone(
+    lake: Lake, put: Put, tmp_path: Path
+) -> None:
+    def episode(value: float) -> RawEpisode:
+        plain = series("torque", 24, 1)
+        return replace(raw_episode(), series=(replace(plain, values=np.full((24, 1), value, np.float32)),))
+
+    export_all(tmp_path / "out", lake, [put(0, episode(10)), put(1, episode(np.nan))])
+    found = json.loads((tmp_path / "out/meta/stats.json").read_text())["observation.torque"]
+    assert found == {"count": [48], "std": [0.0]} | {key: [10.0] for key in ("min", "max", "mean", *QUANTILES)}
+
+
 def test_odd_pictures_have_the_size_that_they_decode_to(lake: Lake, put: Put, tmp_path: Path) -> None:
     raw = replace(raw_episode(), cameras=(camera("front", pictures(9, 33, 47)),), series=(series("state", 9, 2),))
     row = put(0, raw)
@@ -193,7 +222,7 @@ def test_full_files_are_followed_by_others(lake: Lake, put: Put, tmp_path: Path)
     values = series("state", 30, 2000)
     raw = replace(raw_episode(), cameras=(camera("front", noise),), series=(values,))
     rows = [{**put(0, raw), "episode_id": f"e{i}"} for i in range(14)]
-    export_all(tmp_path / "out", lake, rows, limits=Limits(data_mb=1, video_mb=1, files_per_chunk=2))
+    export_all(tmp_path / "out", lake, rows, limits=Limits(data_mib=1, video_mib=1, files_per_chunk=2))
     dataset = read_dataset(tmp_path / "out")
     names = sorted(path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("chunk-*/*.mp4"))
     assert len(names) > 2 and names[2] == "videos/observation.images.front/chunk-001/file-000.mp4"
@@ -241,9 +270,14 @@ def test_episodes_without_cameras_are_tables(lake: Lake, put: Put, tmp_path: Pat
     assert dataset.values("action", 0).tobytes() == raw.series[1].values.tobytes()
 
 
+def examined(lake: Lake, row: Row) -> Candidate:
+    (chosen,) = of_rows([row])
+    return examine(lake, chosen, Wanted())
+
+
 def refusal(lake: Lake, rows: list[Row], wanted: Wanted | None = None) -> ExportError:
     with pytest.raises(ExportError) as caught:
-        agree(look(lake, each, wanted or Wanted()) for each in of_rows(rows))
+        agree(examine(lake, each, wanted or Wanted()) for each in of_rows(rows))
     return caught.value
 
 
@@ -271,8 +305,10 @@ def test_episodes_that_differ_are_named_with_what_differs(lake: Lake, put: Put) 
     ):
         error = refusal(lake, [*alike, row])
         assert error.reason == "mixed" and said in str(error) and "recipe's filter" in str(error)
-    assert agree(look(lake, each, Wanted(cameras=("front",))) for each in of_rows([alike[0], one_eyed])).off_grid == 0
-    assert agree(look(lake, each, Wanted(fps=30)) for each in of_rows([alike[0], slow])).off_grid == 1
+    assert (
+        agree(examine(lake, each, Wanted(cameras=("front",))) for each in of_rows([alike[0], one_eyed])).off_grid == 0
+    )
+    assert agree(examine(lake, each, Wanted(fps=30)) for each in of_rows([alike[0], slow])).off_grid == 1
 
 
 def test_episodes_that_cannot_be_exported_are_named_with_the_reason(lake: Lake, put: Put, tmp_path: Path) -> None:
@@ -287,7 +323,7 @@ def test_episodes_that_cannot_be_exported_are_named_with_the_reason(lake: Lake, 
     assert "no camera 'rear', only front, wrist" in str(refusal(lake, [good], Wanted(cameras=("rear",))))
     assert "no series 'torque', only state, action" in str(refusal(lake, [good], Wanted(series=("torque",))))
     assert refusal(lake, []).reason == "empty"
-    many = [Look(f"e{i}", refusal="too dark") for i in range(100)]
+    many = [Candidate(f"e{i}", refusal="too dark") for i in range(100)]
     with pytest.raises(ExportError, match=r"^100 of 100 episodes .*e4: too dark; \.\.\.\. Choose"):
         agree(many)
 
@@ -310,7 +346,7 @@ def test_pictures_stored_as_jpeg_are_no_video(lake: Lake, put: Put) -> None:
 
 
 def test_an_episode_of_another_shape_than_was_agreed_ends_the_export(lake: Lake, put: Put, tmp_path: Path) -> None:
-    agreed = agree(look(lake, each, Wanted()) for each in of_rows([put(0, raw_episode())]))
+    agreed = agree(examine(lake, each, Wanted()) for each in of_rows([put(0, raw_episode())]))
     other = of_rows([put(1, raw_episode(size=(32, 32)))])
     with pytest.raises(ExportError, match="e00001 is not what it was"):
         list(export_lerobot(tmp_path / "out", lake, other, agreed))
@@ -320,7 +356,7 @@ def test_an_episode_of_another_shape_than_was_agreed_ends_the_export(lake: Lake,
 def test_an_export_that_ends_early_leaves_nothing(lake: Lake, put: Put, tmp_path: Path) -> None:
     rows = [put(i, raw_episode()) for i in range(3)]
     choice = of_rows(rows)
-    agreed = agree(look(lake, each, Wanted()) for each in choice)
+    agreed = agree(examine(lake, each, Wanted()) for each in choice)
     before = sorted(path.name for path in tmp_path.iterdir())
     written = export_lerobot(tmp_path / "out", lake, choice, agreed)
     next(written)

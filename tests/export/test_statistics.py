@@ -39,15 +39,43 @@ def test_merged_statistics_are_those_of_all_together() -> None:
 
 
 def test_numbers_that_are_none_are_left_out() -> None:
-    given = np.array([[1.0, np.nan], [np.inf, np.nan], [3.0, np.nan]])
-    found = of_rows(given)
-    assert (found["min"].tolist(), found["max"].tolist(), found["mean"].tolist()) == ([1, 0], [3, 0], [2, 0])
-    assert all(np.isfinite(value).all() for value in found.values())
+    found = of_rows(np.array([[1.0], [np.inf], [3.0]]))
+    assert (found["min"].tolist(), found["max"].tolist(), found["mean"].tolist()) == ([1], [3], [2])
+    assert found["count"].tolist() == [3]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_episode_without_a_value_of_a_column_changes_nothing_of_it(first: bool) -> None:
+    there, none = np.full((100, 1), 10.0), np.full((100, 1), np.nan)
+    merged = merge(of_rows(none), of_rows(there)) if first else merge(of_rows(there), of_rows(none))
+    for name in ("min", "max", "mean", *QUANTILES):
+        assert merged[name].tolist() == [10.0], name
+    assert (merged["std"].tolist(), merged["count"].tolist()) == ([0.0], [200])
+
+
+def test_episodes_count_by_the_values_that_each_column_has() -> None:
+    """One column is half none in the first episode and whole in the second; the other the other way round."""
+    one, other = values(400)[:, :2].astype(np.float64), values(100, seed=1)[:, :2].astype(np.float64)
+    one[::2, 0] = np.nan
+    other[10:, 1] = np.inf
+    merged, whole = merge(of_rows(one), of_rows(other)), of_rows(np.concatenate([one, other]))
+    for name in ("min", "max", "mean", "std", "count"):
+        np.testing.assert_allclose(merged[name], whole[name], rtol=1e-12)
+    shares = np.array([[200, 400], [100, 10]]) / [300, 410]
+    np.testing.assert_allclose(merged["q50"], shares[0] * of_rows(one)["q50"] + shares[1] * of_rows(other)["q50"])
+
+
+def test_a_column_that_no_episode_has_a_value_of_is_nought() -> None:
+    none = of_rows(np.full((5, 1), np.nan))
+    merged = merge(merge(none, none), none)
+    assert {merged[name].tolist()[0] for name in ("min", "max", "mean", "std", *QUANTILES)} == {0.0}
+    assert merged["count"].tolist() == [15]
 
 
 def test_whole_numbers_stay_whole() -> None:
     found = of_rows(np.arange(4)[:, None])
     assert (found["min"].dtype, found["max"].tolist(), found["mean"].tolist()) == (np.int64, [3], [1.5])
+    assert merge(found, found)["min"].dtype == np.int64
 
 
 def test_one_row_is_its_own_quantiles() -> None:
@@ -66,7 +94,7 @@ def test_pictures_are_counted_per_colour_in_shares_of_white() -> None:
     found = _of_pictures(pictures)
     exact = pictures / 255
     assert found["count"].tolist() == [7]
-    assert {name: value.shape for name, value in found.items() if name != "count"} == dict.fromkeys(
+    assert {name: value.shape for name, value in found.items() if name not in ("values", "count")} == dict.fromkeys(
         ("min", "max", "mean", "std", *QUANTILES), (3, 1, 1)
     )
     np.testing.assert_allclose(found["mean"][:, 0, 0], exact.mean(axis=(0, 1, 2)))

@@ -9,7 +9,9 @@ from pathlib import Path
 
 
 def double(task: int) -> int:
-    """Twice the task; tasks from 100 on die, 200 and up raise."""
+    """Twice the task; tasks from 100 on die, 200 and up raise, 300 and up never come back."""
+    if task >= 300:
+        signal.pause()
     if task >= 200:
         raise OSError(28, "No space left on device")
     if task >= 100:
@@ -29,6 +31,11 @@ def die_beside_others(folder: str) -> str:
         return "alone"
     finally:
         mark.unlink()
+
+
+def never(task: object) -> None:
+    """Does not come back."""
+    signal.pause()
 
 
 def allocate(task: int) -> int:

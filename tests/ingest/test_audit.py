@@ -48,3 +48,15 @@ def test_an_overview_counts_by_kind(tmp_path: Path) -> None:
     assert len(found.examples) == 3
     append(lake, "episodes", [episode("later", "later", robot="hand", batch="b2")], once="y")
     assert [(kind.robot, kind.episodes) for kind in overview(lake, batches=["b2"]).kinds] == [("hand", 1)]
+
+
+def test_a_recording_that_is_live_in_two_readings_is_found(tmp_path: Path) -> None:
+    lake = open_lake(tmp_path.as_uri())
+    landed = [{"recording_id": f"r{i}", "uri": f"landing/{i}", "batch": f"b{i}", "revision": 1} for i in range(2)]
+    append(lake, "recordings", landed, once="landed")
+    rows = [episode(f"e{i}", f"r{i}", content_id="c", batch=f"b{i}") for i in range(2)]
+    append(lake, "episodes", [*rows, episode("e2", "r2", content_id="other")], once="both")
+    assert audit_batches(lake, ["b0"]).duplicates == audit_batches(lake, ["b1"]).duplicates == ("e0",)
+    append(lake, "episodes", [{**rows[0], "superseded_by": "r1", "revision": 2}], once="superseded")
+    assert audit_batches(lake, ["b0"]).duplicates == ()
+    assert overview(lake).kinds[0].episodes == 2

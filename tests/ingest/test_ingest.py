@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megahour.episode.check import check_episode
+from megahour.ingest.identify import Task, identify_one
 from megahour.ingest.land import land_batch
 from megahour.ingest.measure import measure_batch
 from megahour.ingest.quarantine import QuarantineError, retry_quarantined
 from megahour.ingest.run import ingest_batch
 from megahour.settings import Settings
+from megahour.sources.model import Recording
 from megahour.storage import Lake
 from megahour.warehouse.queries import query
 from tests.ingest.recordings import (
@@ -27,6 +30,7 @@ from tests.ingest.recordings import (
     truncate,
     write_recording,
 )
+from tests.lerobot_v30 import Take, change_listing, rows_of, write_v30
 
 
 @pytest.fixture
@@ -136,20 +140,34 @@ def test_a_retry_that_fails_is_held_again_and_one_that_passes_is_released(home: 
     ingest_all(lake, settings)
     uri = "landing/toys/1.hdf5"
 
-    key = retry_quarantined(lake, [uri])
+    (retried,) = retry_quarantined(lake, settings, [uri])
     assert quarantine(lake)[uri] == ("retrying", "truncated")
-    again = [batch for batch in discovered(lake, settings) if batch.key == key]
-    assert ingest_batch(lake, settings, again[0]).quarantined == 1
+    assert retried in discovered(lake, settings)
+    assert ingest_batch(lake, settings, retried).quarantined == 1
     assert quarantine(lake)[uri] == ("held", "truncated")
 
     path.unlink()
     write_recording(path, 1)
-    key = retry_quarantined(lake, [uri])
-    again = [batch for batch in discovered(lake, settings) if batch.key == key]
-    assert ingest_batch(lake, settings, again[0]).ingested == 1
+    (retried,) = retry_quarantined(lake, settings, [uri])
+    assert retried in discovered(lake, settings)
+    assert ingest_batch(lake, settings, retried).ingested == 1
     assert quarantine(lake)[uri] == ("released", "truncated")
     with pytest.raises(QuarantineError, match=r"Not in quarantine: landing/toys/1\.hdf5"):
-        retry_quarantined(lake, [uri])
+        retry_quarantined(lake, settings, [uri])
+
+
+def test_a_retry_of_many_keeps_to_the_limits_of_a_batch(home: tuple[Lake, Settings]) -> None:
+    lake, settings = home
+    for seed in range(5):
+        truncate(write_recording(landing(lake) / f"toys/{seed}.hdf5", seed))
+    ingest_all(lake, settings)
+    uris = [f"landing/toys/{seed}.hdf5" for seed in range(5)]
+    limited = settings.model_copy(update={"batch_recordings": 2})
+    batches = retry_quarantined(lake, limited, uris)
+    assert [[recording.uri for recording in batch.recordings] for batch in batches] == [uris[:2], uris[2:4], uris[4:]]
+    waiting = query(lake, "SELECT uri, state, batch FROM quarantine ORDER BY uri").to_pylist()
+    assert [(row["uri"], row["state"]) for row in waiting] == [(uri, "retrying") for uri in uris]
+    assert [row["batch"] for row in waiting] == [batch.key for batch in batches for _ in batch.recordings]
 
 
 def test_what_is_not_there_cannot_be_retried(home: tuple[Lake, Settings]) -> None:
@@ -158,9 +176,9 @@ def test_what_is_not_there_cannot_be_retried(home: tuple[Lake, Settings]) -> Non
     ingest_all(lake, settings)
     path.unlink()
     with pytest.raises(QuarantineError, match="No longer in the landing zone"):
-        retry_quarantined(lake, ["landing/toys/1.hdf5"])
+        retry_quarantined(lake, settings, ["landing/toys/1.hdf5"])
     with pytest.raises(QuarantineError, match="No recording was named"):
-        retry_quarantined(lake, [])
+        retry_quarantined(lake, settings, [])
     assert quarantine(lake)["landing/toys/1.hdf5"] == ("held", "truncated")
 
 
@@ -225,3 +243,45 @@ def test_a_run_that_read_the_tables_too_early_appends_nothing_twice(
     monkeypatch.setattr("megahour.ingest.quarantine._latest", lambda lake, uris, ids: {})
     assert ingest_batch(lake, settings, batch).ingested == 2
     assert contents(lake) == before
+
+
+def test_bad_episodes_of_one_shared_file_are_held_each_with_its_own_text(home: tuple[Lake, Settings]) -> None:
+    lake, settings = home
+    values = [[float(i), 1.0] for i in range(9)]
+    takes = [Take({"observation.state": rows_of(values), "action": rows_of(values)}, {}, ["push"] * 9)] * 3
+    dataset = write_v30(landing(lake) / "lab/ds", takes)
+
+    def shorten(listed: list[dict[str, object]]) -> None:
+        listed[1] |= {"length": 7}
+        listed[2] |= {"length": 8}
+
+    change_listing(dataset, shorten)
+    (report,) = ingest_all(lake, settings)
+    assert (report.ingested, report.quarantined) == (1, 2)
+    for number, length in ((1, 7), (2, 8)):
+        uri = f"landing/lab/ds#episode={number}"
+        assert quarantine(lake)[uri] == ("held", "frame_count")
+        (error,) = [row["error"] for row in rows(lake, "quarantine") if row["uri"] == uri]
+        assert error.endswith(f"9 rows of episode {number}, and meta/episodes/chunk-000/file-000.parquet says {length}")
+
+
+def test_what_cannot_be_hashed_is_known_by_its_bytes_and_its_place(
+    home: tuple[Lake, Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, settings = home
+    file = write_recording(landing(lake) / "lab/1.hdf5", 1)
+    shutil.copy(file, landing(lake) / "lab/2.hdf5")
+    (batch,) = discovered(lake, settings)
+
+    def fail(*_: object) -> None:
+        raise ArithmeticError("no importer foresaw it")
+
+    monkeypatch.setattr("megahour.ingest.identify.ids_of", fail)
+
+    def named(recording: Recording) -> str:
+        return identify_one(Task(lake, recording, batch.key, tmp_path / "scratch")).recording_id
+
+    one, copy = batch.recordings
+    assert named(one) == named(copy)
+    parts = [replace(one, uri=f"landing/lab/ds#episode={number}") for number in range(2)]
+    assert len({named(one), *map(named, parts)}) == 3

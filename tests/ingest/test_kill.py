@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from megahour.ingest.pending import pending_batches
 from megahour.settings import Settings
 from megahour.storage import Lake
 from tests.ingest.recordings import contents, discovered, landing, make_lake, truncate, write_recording
@@ -71,8 +72,10 @@ def test_killed_at_a_step_and_run_again(
     victim = start(lake, settings, batch, die_at=1 + (steps - 1) * (2 * part + 1) // (2 * PARTS))
     victim.communicate(timeout=120)
     assert victim.returncode == -signal.SIGKILL
+    assert pending_batches(lake) == [batch]
     finish(start(lake, settings, batch))
     assert told(lake) == rows
+    assert pending_batches(lake) == []
     assert list((settings.scratch / "ingest").iterdir()) == []
 
 

@@ -113,7 +113,7 @@ def test_a_damaged_episode_becomes_a_new_revision_of_what_is_whole(home: tuple[L
     assert repaired.note.text == "saved from a damaged file: 6 of 12 pictures of 'front' were lost"
     new = latest(lake, 0)
     assert (new["uri"], new["revision"], new["frames"]) == (repaired.uri, 2, 6)
-    changed = {"uri", "etag", "size_bytes", "sha256", "frames", "notes", "ingested_at", "revision"}
+    changed = {"uri", "etag", "size_bytes", "sha256", "frames", "camera_frames", "notes", "ingested_at", "revision"}
     assert {name for name in new if new[name] != old[name]} == changed
     assert new["notes"] == sorted({*(old["notes"] or ()), "repaired"})
     assert latest(lake, 1) == other, "the others are not touched"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megahour.ingest.steps import STEPS, active_steps, fitting_workers, machine_memory_mb
+from megahour.ingest.steps import STEPS, active_steps, fitting_workers, machine_memory_mb, time_limit_s
 
 
 def test_named_steps_are_off() -> None:
@@ -23,3 +23,8 @@ def test_memory_limits_the_workers() -> None:
     assert fitting_workers(STEPS, wanted=2, memory_mb=100_000) == 2
     assert fitting_workers(STEPS, wanted=8, memory_mb=100) == 1
     assert machine_memory_mb() > 100
+
+
+def test_large_recordings_have_more_time() -> None:
+    assert time_limit_s(0, 3600.0) == 3600.0
+    assert time_limit_s(10**9, 3600.0) == 3600.0 + 10_000

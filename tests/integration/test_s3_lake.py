@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from megahour import storage
+from megahour.landing import LandingError, land, plan_landing
 from megahour.manifest.build import build_manifest
 from megahour.manifest.load import latest_manifest
 from megahour.storage import (
     Lake,
+    StoreError,
     head,
     list_files,
     open_lake,
+    overwrite,
     put_file,
     read_bytes,
     read_range,
-    replace,
     stage,
     write_once,
 )
@@ -27,6 +30,7 @@ from megahour.warehouse.tables import append, table_version
 from tests.integration.seaweed import s3_server, weed_program
 from tests.lake import INGESTED_AT, episode_row, make_lake
 from tests.manifest.test_build import a_recipe
+from tests.test_storage import NO_KEYS, every_call
 
 pytestmark = [
     pytest.mark.integration,
@@ -80,9 +84,40 @@ def test_files_are_read_listed_and_staged(lake: Lake, tmp_path: Path) -> None:
     for key in ("l/a.b", "l/a/x", "l/.hidden", "l/y.tmp"):
         write_once(lake, key, b"1")
     assert [one.key for one in list_files(lake, "l")] == ["l/a.b", "l/a/x", "l/big.bin"]
-    replace(lake, "l/a/x", b"23")
+    overwrite(lake, "l/a/x", b"23")
     assert read_bytes(lake, "l/a/x") == b"23"
     assert head(lake, "l/none") is None
+
+
+def test_what_is_no_key_is_refused_as_on_a_local_lake(lake: Lake, tmp_path: Path) -> None:
+    for key in NO_KEYS:
+        for call in every_call(lake, key, tmp_path):
+            with pytest.raises(ValueError, match="cannot be a key"):
+                call()
+    assert list(list_files(lake, "")) == []
+
+
+def test_a_file_that_changes_while_it_is_staged_is_told_so(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = write_once(lake, "f", b"one")
+    overwrite(lake, "f", b"two")
+    monkeypatch.setattr(storage, "head", lambda lake, key: before)
+    with pytest.raises(OSError, match="f changed while it was read: read it again"):
+        stage(lake, "f", tmp_path / "scratch")
+    assert not list((tmp_path / "scratch").rglob("f"))
+
+
+def test_a_server_that_refuses_is_told_in_errors_of_the_system(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    refused = open_lake(f"{lake.uri}/refused")
+    for call in [*every_call(refused, "a/b", tmp_path), lambda: list(list_files(refused, "a"))]:
+        with pytest.raises(StoreError, match=r"The lake failed on s3://.*/a.*: .*403 Forbidden.*and try again"):
+            call()
+    with pytest.raises(LandingError, match=r"source could not be copied to s3://.*403 Forbidden"):
+        list(land(refused, plan_landing(tmp_path / "source", "lab")))
 
 
 def _append_all(uri: str, writer: int) -> int:

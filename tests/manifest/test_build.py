@@ -348,3 +348,14 @@ def test_a_build_that_died_between_its_two_files_is_finished_by_the_next(lake: L
 def test_an_older_revision_that_comes_late_wins_nothing(lake: Lake) -> None:
     append(lake, "episodes", [episode_row(5, revision=0, uri="episodes/old", ingested_at=INGESTED_AT)], once="late")
     assert "episodes/old" not in build_manifest(lake, a_recipe()).table()["uri"].to_pylist()
+
+
+@pytest.mark.parametrize("condition", ["true", "idle_share IS NULL"], ids=["episodes", "curated"])
+def test_superseded_episodes_are_in_no_manifest_but_those_of_before(lake: Lake, condition: str) -> None:
+    before = build_manifest(lake, a_recipe(condition))
+    versions = table_versions(lake)
+    superseded = [episode_row(i, revision=2, superseded_by="later") for i in range(3)]
+    append(lake, "episodes", [*superseded, episode_row(40)], once="superseded")
+    ids = build_manifest(lake, a_recipe(condition)).table()["episode_id"].to_pylist()
+    assert sorted(ids) == [f"e{i:05d}" for i in range(3, 41)]
+    assert manifest_digest(lake, a_recipe(condition), versions) == before.header.digest

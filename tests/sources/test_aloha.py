@@ -376,6 +376,55 @@ def test_a_bad_picture_among_good_ones(
     refused(tmp_path, reason, words)
 
 
+def _depth_file(height: int, width: int, dtype: Any = np.uint16, most: int = 60_000) -> bytes:
+    values = np.linspace(0, most, height * width).reshape(height, width).astype(dtype)
+    return _file(Image.fromarray(values))
+
+
+def _file(picture: Image.Image, kind: str = "PNG") -> bytes:
+    out = io.BytesIO()
+    picture.save(out, kind)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("camera", "first", "other", "words"),
+    [
+        ("front", _depth_file(3, 4), _depth_file(4, 3), "picture 7 is 3x4, and the first is 4x3"),
+        ("depth", _depth_file(3, 4, np.uint8, 200), _depth_file(3, 4), "picture 7 is I;16 with 16 bits .*L with 8"),
+        ("depth", _depth_file(3, 4), _depth_file(3, 4, np.uint8, 200), "picture 7 is L with 8 bits .*I;16 with 16"),
+        ("depth", _depth_file(3, 4), _file(Image.new("RGB", (4, 3))), "picture 7 is RGB with 8 bits"),
+        ("front", _file(Image.new("RGB", (4, 3))), _depth_file(3, 4), "picture 7 is I;16 with 16 bits .*RGB with 8"),
+    ],
+    ids=["turned", "deeper", "shallower", "colour among depth", "depth among colour"],
+)
+def test_pictures_of_two_kinds_are_refused(
+    tmp_path: Path, path: Path, camera: str, first: bytes, other: bytes, words: str
+) -> None:
+    coded = [first] * 24
+    coded[7] = other
+    _write_coded(path, coded, jpeg_order="rgb")
+    if camera != "front":
+        with h5py.File(path, "a") as file:
+            file.move("observations/images/front", f"observations/images/{camera}")
+    refused(tmp_path, "feature_mismatch", words)
+
+
+def test_all_that_is_lost_of_pictures_of_several_kinds_is_said(tmp_path: Path, path: Path) -> None:
+    video = pictures(24, 48, 64)
+    coded = [_jpeg(picture) for picture in video]
+    coded[7] = _file(Image.fromarray(video[7]).convert("L"), "JPEG")
+    coded[9] = _file(Image.fromarray(video[9]).convert("RGBA"))
+    _write_coded(path, coded, jpeg_order="rgb")
+    episode = read(tmp_path)
+    (front,) = episode.cameras
+    assert front.coded is None and len(list(front.frames())) == 24
+    assert episode.notes == (
+        Note("converted", "camera front is grey: stored as colour with three equal channels"),
+        Note("converted", "camera front is RGBA: stored as red, green and blue alone"),
+    )
+
+
 def test_steps_without_a_picture_have_none(tmp_path: Path, path: Path) -> None:
     coded = [_jpeg(picture) for picture in pictures(24, 48, 64)]
     coded[0] = coded[5] = b""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megahour.sources import Recording, SourceError, find_recordings, read_recording, recording_id
+from megahour.sources import Recording, SourceError, find_recordings, ids_of, read_recording, recording_id
 from megahour.storage import list_files, open_lake, read_bytes
 from tests.samples import copy_g1, write_aloha
 
@@ -123,3 +123,23 @@ def test_what_cannot_be_read_is_held_not_lost(tmp_path: Path, name: str, reason:
         list(read_recording(recording, tmp_path.joinpath))
     assert caught.value.reason == reason
     assert recording_id(recording, tmp_path.joinpath)
+
+
+def test_other_words_about_a_recording_are_another_reading_of_one_content(tmp_path: Path) -> None:
+    copy_g1(tmp_path / "landing/g1", [0])
+    local = tmp_path.joinpath
+    before = ids_of(find(tmp_path)[0], local)
+    info = tmp_path / "landing/g1/meta/info.json"
+    plain = info.read_text()
+    seen = {before.recording_id}
+    for old, new in (("Unitree_G1_Inspire", "franka"), ("kLeftElbow", "left_elbow"), ('"fps": 30', '"fps": 25')):
+        assert old in plain
+        info.write_text(plain.replace(old, new))
+        after = ids_of(find(tmp_path)[0], local)
+        assert after.content_id == before.content_id
+        seen.add(after.recording_id)
+    (tmp_path / "landing/g1/source.yaml").write_text("task: fold")
+    info.write_text(plain)
+    after = ids_of(find(tmp_path)[0], local)
+    assert after.content_id == before.content_id
+    assert len({*seen, after.recording_id}) == 5

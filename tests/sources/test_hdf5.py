@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import struct
+import tracemalloc
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 
 from megahour.episode.model import RawEpisode
 from megahour.sources import SourceError, find_recordings, read_recording
+from megahour.sources.hdf5.heap import check_heaps
 from megahour.storage import list_files, open_lake, read_bytes
 from tests.samples import write_aloha, write_robomimic
 
@@ -179,16 +183,32 @@ def test_flipped_bytes_give_a_reason_or_other_values_but_never_a_crash(tmp_path:
 @pytest.mark.parametrize("room", [0, 1 << 40])
 def test_a_heap_without_an_end_is_refused_and_not_read_for_ever(tmp_path: Path, path: Path, room: int) -> None:
     data = bytearray(write_small(path, "aloha").read_bytes())
-    heap = data.find(b"GCOL")
-    at = heap + 16
+    start = data.find(b"GCOL")
+    at = start + 16
     while (index := int.from_bytes(data[at : at + 2], "little")) != 0:
         at += 16 + -(-int.from_bytes(data[at + 8 : at + 16], "little") // 8) * 8
     assert index == 0, "the room that is left in the heap"
     data[at + 8 : at + 16] = room.to_bytes(8, "little")
     path.write_bytes(bytes(data))
-    with pytest.raises(SourceError, match=f"damaged heap of texts at byte {heap}") as caught:
+    with pytest.raises(SourceError, match=f"damaged heap of texts at byte {start}") as caught:
         read(tmp_path)
     assert caught.value.reason == "unreadable"
+
+
+@pytest.mark.parametrize("is_too_long", [False, True])
+def test_a_heap_that_claims_the_whole_file_takes_no_memory(tmp_path: Path, is_too_long: bool) -> None:
+    size, path = 64 << 20, tmp_path / "x.hdf5"
+    with path.open("wb") as file:
+        object_size = size - 32 + 8 * is_too_long
+        file.write(b"GCOL\x01\0\0\0" + struct.pack("<QHHIQ", size, 1, 1, 0, object_size))
+        file.truncate(size)
+    tracemalloc.start()
+    try:
+        with pytest.raises(SourceError, match="at byte 0") if is_too_long else nullcontext():
+            check_heaps(path, "x.hdf5")
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_names_and_texts_that_are_no_utf_8(tmp_path: Path, path: Path) -> None:

@@ -200,6 +200,31 @@ def test_what_else_the_metadata_says_of_an_episode_is_kept(tmp_path: Path, datas
     assert (episode.attributes["operator"], episode.success) == ("Ada", False)
 
 
+NOBODY_SAYS = [None] * 221
+
+
+@pytest.mark.parametrize(
+    ("rows", "said", "success"),
+    [
+        (pa.array(NOBODY_SAYS, pa.bool_()), True, True),
+        (pa.array(NOBODY_SAYS, pa.bool_()), None, None),
+        (pa.array([[None]] * 221, pa.list_(pa.bool_())), False, False),
+        (pa.array([float("nan")] * 221), True, True),
+        (pa.array(["no"] * 221), True, True),
+        (pa.array([*NOBODY_SAYS[1:], False]), True, False),
+        (pa.array([*NOBODY_SAYS[2:], True, False]), False, True),
+        (pa.array([0] * 220 + [1]), None, True),
+    ],
+)
+def test_rows_that_say_nothing_of_success_leave_it_to_the_metadata(
+    tmp_path: Path, dataset: Path, rows: Any, said: bool | None, success: bool | None
+) -> None:
+    pq.write_table(pq.read_table(parquet(dataset)).append_column("next.success", rows), parquet(dataset))
+    line = json.loads((dataset / "meta/episodes.jsonl").read_text())
+    (dataset / "meta/episodes.jsonl").write_text(json.dumps(line | {"success": said}))
+    assert read_first(tmp_path).success is success
+
+
 def test_several_tasks_are_told_apart_by_the_rows(tmp_path: Path, dataset: Path) -> None:
     line = json.loads((dataset / "meta/episodes.jsonl").read_text())
     (dataset / "meta/episodes.jsonl").write_text(json.dumps(line | {"tasks": ["reach", "grasp"]}))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import io
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
+import av
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from megahour.sources import SourceError
-from megahour.sources.lerobot.clip import start_of
-from megahour.sources.lerobot.dataset import Span
+from megahour.sources.lerobot.clip import Clip, cut_out, find_clip, start_of
+from megahour.sources.lerobot.dataset import Span, Video
+from megahour.sources.video_file import ask_disk
+from tests.sources.videos import write
 
 FPS = 30
 LENGTHS = (90, 60, 120)
@@ -84,3 +91,80 @@ def test_of_a_file_cut_short_the_frames_it_promises_count() -> None:
 def test_one_frame_alone() -> None:
     assert start(grid(1), [Span(0.0, 1 / FPS, 1)], 0) == 0
     refused(grid(1), [Span(0.0, 2 / FPS, 2)], 0, "frame_count")
+
+
+def failing(name: str, error: type[Exception], number: int) -> Any:
+    """A container whose method of this name raises."""
+
+    class Failing:
+        def __init__(self, container: Any) -> None:
+            self._container = container
+
+        def __getattr__(self, asked: str) -> Any:
+            if asked != name:
+                return getattr(self._container, asked)
+            raise error(number, "what the system calls it")
+
+        def __enter__(self) -> Failing:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._container.close()
+
+    return Failing
+
+
+@pytest.mark.parametrize(
+    ("error", "number"), [(av.error.OSError, errno.EIO), (av.error.MemoryError, errno.ENOMEM)], ids=["EIO", "ENOMEM"]
+)
+@pytest.mark.parametrize("method", ["demux", "mux"])
+def test_bytes_that_ffmpeg_blames_on_the_machine_are_the_videos_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, error: type[Exception], number: int
+) -> None:
+    path, opens = write(tmp_path / "v.mp4"), av.open
+    wrap = failing(method, error, number)
+    monkeypatch.setattr(av, "open", lambda *arguments, **options: wrap(opens(*arguments, **options)))
+    with pytest.raises(SourceError) as caught, cut_out(Clip(path, "v.mp4", 0, 10, 0.0)):
+        pass
+    assert caught.value.reason == "unreadable"
+    assert caught.value.__suppress_context__ and caught.value.__cause__ is None, "it would seem the machine's fault"
+
+
+class BadBlock(io.FileIO):
+    """A file of which a part cannot be read: its beginning can."""
+
+    def read(self, size: int | None = -1, /) -> Any:
+        if size is not None and 0 <= size < 1024:
+            return super().read(size)
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_disk_that_fails_is_not_the_videos_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, said = write(tmp_path / "v.mp4"), av.error.OSError(errno.EIO, "Input/output error")
+    ask_disk(said, path, tmp_path / "clip.mp4")
+    with pytest.raises(OSError, match="No space left") as full:
+        ask_disk(said, path, Path("/dev/full"))
+    assert type(full.value) is OSError
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise said
+
+    monkeypatch.setattr(av, "open", fail)
+    with pytest.raises(SourceError, match="cannot be read as a video"):
+        find_clip(path, Video("v.mp4", (), 0), 10)
+    monkeypatch.setattr(Path, "open", lambda self, mode: BadBlock(self, mode))
+    with pytest.raises(OSError, match="Input/output error") as broken:
+        find_clip(path, Video("v.mp4", (), 0), 10)
+    assert type(broken.value) is OSError
+
+
+def test_a_file_without_a_video_says_so(tmp_path: Path) -> None:
+    with av.open(str(tmp_path / "v.mp4"), "w") as container:
+        stream = container.add_stream("aac", rate=16000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 16000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    with pytest.raises(SourceError, match="has no video in it") as caught:
+        find_clip(tmp_path / "v.mp4", Video("v.mp4", (), 0), 10)
+    assert caught.value.reason == "no_video"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import zip_longest
 from pathlib import Path
 
@@ -21,7 +22,8 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("lake")
     source = copy_g1(root / "landing/v21", EPISODES)
     takes = takes_of_v21(source, EPISODES)
-    facts = {"robot_type": "Unitree_G1_Inspire"}
+    said = json.loads((source / "meta/info.json").read_text())
+    facts = {name: said[name] for name in ("robot_type", "features")}
     write_v30(root / "landing/v30", takes, Sharing(data=2, videos=2), info=facts)
     write_v30(root / "landing/apart", takes[::-1], Sharing(data=1, videos=1, group_rows=100), info=facts)
     return root

@@ -79,9 +79,11 @@ def test_one_recording_per_episode_with_its_part_of_the_files(tmp_path: Path, da
     assert [one.uri for one in recordings] == [f"landing/lab/ds#episode={i}" for i in range(5)]
     assert {(one.format, one.source, one.missing) for one in recordings} == {("lerobot_v30", "lab", ())}
     names = [[file.key.removeprefix("landing/lab/ds/") for file in one.files] for one in recordings]
-    assert names[0] == [data_path(0), video_path(0), LISTING]
-    assert names[4] == [data_path(1), video_path(2), LISTING]
-    sizes = {file.key: file.size_bytes for one in recordings for file in one.files if LISTING not in file.key}
+    assert names[0] == [data_path(0), video_path(0)]
+    assert names[4] == [data_path(1), video_path(2)]
+    beside = [file.key.removeprefix("landing/lab/ds/") for file in recordings[0].beside]
+    assert beside == ["meta/info.json", "meta/tasks.parquet", LISTING]
+    sizes = {file.key: file.size_bytes for one in recordings for file in one.files}
     assert sum(one.size_bytes for one in recordings) == pytest.approx(sum(sizes.values()), abs=len(recordings))
     data, video = ((dataset / name).stat().st_size for name in (data_path(0), video_path(0)))
     assert recordings[1].size_bytes == round(data * 9 / 36 + video * 9 / 21)
@@ -523,3 +525,22 @@ def test_a_dataset_with_many_episodes_is_found_quickly(tmp_path: Path, takes: li
     files = {file.key: file for file in list_files(open_lake(tmp_path.as_uri()), "landing")}
     recordings: list[Recording] = lerobot.find(files, read_bytes)
     assert (len(recordings), calls) == (20_000, 2)
+
+
+def test_a_dataset_that_grows_by_new_files_says_the_same_of_its_episodes(tmp_path: Path, takes: list[Take]) -> None:
+    sharing = Sharing(data=2, videos=2)
+    dataset = write_v30(tmp_path / "landing/ds", takes[:2], sharing)
+    times = {path: path.stat() for path in dataset.rglob("*.*")}
+    before = [one.fingerprint for one in found(tmp_path)]
+    write_v30(tmp_path / "grown", takes[:4], sharing)
+    for path in (tmp_path / "grown").rglob("*.*"):
+        target = dataset / path.relative_to(tmp_path / "grown")
+        if target not in times or "meta" in target.parts:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    after = [one.fingerprint for one in found(tmp_path)]
+    assert len(after) == 4
+    # The last of a data file has another reason: its rows may lie in the next file.
+    assert after[0] == before[0]
+    edit_info(dataset, lambda info: info.update(robot_type="franka"))
+    assert not set(after) & {one.fingerprint for one in found(tmp_path)}

@@ -246,7 +246,7 @@ def test_an_episode_of_megahour(tmp_path: Path) -> None:
         assert one.values.tobytes() == other.values.tobytes() and one.times_ns.tolist() == other.times_ns.tolist()
     stored = open_episode_file(path)
     for camera in episode.cameras:
-        expected = stored.frames(camera.name, range(24))
+        expected = stored.frames(camera.name, range(24), chroma="smooth")
         assert min(psnr_db(a, b) for a, b in zip(camera.frames(), expected, strict=True)) > 45
     assert [camera.name for camera in episode.cameras] == ["front", "wrist"] and episode.extras == ()
     assert all(camera.coded is not None and camera.coded.codec == "h264" for camera in episode.cameras)
@@ -481,7 +481,7 @@ def test_long_metadata_becomes_a_message(tmp_path: Path) -> None:
         writer.add_metadata("rosbag2", {"serialized_metadata": "long " * 2000, "short": "yes"})
         writer.finish()
     episode = read(tmp_path)
-    assert episode.attributes == {"rosbag2.short": "yes"}
+    assert set(episode.attributes) == {"rosbag2.short", "mcap.library"}
     said_long = json.dumps({"value": "long " * 2000}, separators=(",", ":")).encode()
     assert messages_of(episode) == [("x", 1000, b"{}"), ("metadata/rosbag2.serialized_metadata", 1000, said_long)]
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from megahour.episode.model import Camera, RawEpisode
 from megahour.sources import SourceError
-from megahour.sources.mcap.video import FrameOrder, nal_units
 from tests.samples import pictures, psnr_db
 from tests.sources.mcap_files import coded, codes, land, note, read, times
 
@@ -239,6 +238,14 @@ def test_parameter_sets_in_a_message_of_their_own(tmp_path: Path, packets: dict[
     assert episode.cameras[0].coded is None
 
 
+def test_parameter_sets_said_again_on_the_way(tmp_path: Path, packets: dict[str, list[bytes]]) -> None:
+    """They are no picture, and none is missing before them."""
+    units = packets["h264"][:GOP]
+    sets = without(units[0], (1, 5, 6))
+    write(land(tmp_path), dict(enumerate([*units[:5], sets, *units[5:]])))
+    assert len(list(read(tmp_path).cameras[0].frames())) == GOP
+
+
 def test_a_publisher_that_started_anew(tmp_path: Path, packets: dict[str, list[bytes]]) -> None:
     """One channel after the other is one camera; two at a time are no stream that can be decoded."""
     units = every(packets["h264"])
@@ -265,48 +272,3 @@ def test_two_pictures_in_a_message(tmp_path: Path, packets: dict[str, list[bytes
     units = packets["h264"]
     write(land(tmp_path), {**every(units, but=(12,)), 11: units[11] + units[12]})
     check(tmp_path, [*range(11), *range(20, 40)])
-
-
-def golomb(value: int) -> str:
-    return f"{'0' * ((value + 1).bit_length() - 1)}{value + 1:b}"
-
-
-def packed(bits: str) -> bytes:
-    bits += "1" + "0" * (-(len(bits) + 1) % 8)
-    return bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits), 8))
-
-
-@pytest.mark.parametrize("planes", [False, True])
-def test_parameter_sets_with_everything_in_them(planes: bool) -> None:
-    """What stands before the length of frame numbers is read over, scaling lists and planes among it."""
-    chroma = golomb(3) + "1" if planes else golomb(1)
-    lists = "1" + golomb(0) * 16 + "0" + "1" + golomb(16) + "0" * (9 if planes else 5)
-    order = golomb(1) + "0" + golomb(4) + golomb(4) + golomb(2) + golomb(1) * 2
-    sps = f"{100:08b}" + "0" * 16 + golomb(0) + chroma + golomb(0) * 2 + "0" + "1" + lists
-    sps += golomb(3) + order + golomb(1) + "0"
-
-    def slice_of(number: int) -> bytes:
-        return b"\0\0\1\x41" + packed(golomb(0) + golomb(0) + golomb(0) + ("01" if planes else "") + f"{number:07b}")
-
-    frames = FrameOrder()
-    key = b"\0\0\1\x67" + packed(sps) + b"\0\0\1\x65" + packed(golomb(0) + golomb(2) + golomb(0) + "0" * 9)
-    assert not frames.is_lost_before(key)
-    assert [frames.is_lost_before(slice_of(n)) for n in (1, 1, 2, 4, 5, 127, 0)] == [False] * 3 + [
-        True,
-        False,
-        True,
-        False,
-    ]
-
-
-def test_frame_numbers_tell_lost_messages(packets: dict[str, list[bytes]]) -> None:
-    for name in ("h264", "b-frames"):
-        order = FrameOrder()
-        assert not any(order.is_lost_before(unit) for unit in packets[name])
-    for lost in (1, 12, 19):
-        order = FrameOrder()
-        told = [i for i, unit in enumerate(packets["h264"]) if i != lost and order.is_lost_before(unit)]
-        # Behind the last picture before a keyframe nothing is missed.
-        assert told == ([] if lost == 19 else [lost + 1])
-    assert not FrameOrder().is_lost_before(b"") and not FrameOrder().is_lost_before(b"\0\0\1\x67\x64")
-    assert [kind for kind, _, _ in nal_units(packets["h264"][0])][:2] == [7, 8]

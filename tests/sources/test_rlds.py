@@ -21,7 +21,7 @@ from PIL import Image
 from megahour.episode.model import Note, RawEpisode
 from megahour.episode.reader import open_episode_file
 from megahour.episode.writer import write_episode
-from megahour.sources import Recording, SourceError, find_recordings, read_recording, recording_id
+from megahour.sources import Recording, SourceError, find_recordings, ids_of, read_recording, recording_id
 from megahour.sources.rlds.example import parse_example
 from megahour.sources.rlds.tfrecord import count_records, masked_crc, records
 from megahour.storage import list_files, open_lake, read_bytes
@@ -714,3 +714,14 @@ def test_damaged_metadata_is_never_a_crash(tmp_path: Path, data: st.DataObject) 
         read(tmp_path)
     except SourceError as error:
         assert error.reason in ("unreadable", "unknown_format", "missing_feature", "feature_mismatch")
+
+
+def test_what_a_folder_says_is_no_part_of_what_its_shards_hold(tmp_path: Path) -> None:
+    shard = write(tmp_path, toy_features(), toy_record(1), name="toy", version="1")
+    whole = ids_of(find(tmp_path)[0], tmp_path.joinpath)
+    (shard.parent / "dataset_info.json").unlink()
+    without_info = ids_of(find(tmp_path)[0], tmp_path.joinpath)
+    (shard.parent / "features.json").unlink()
+    alone = ids_of(find(tmp_path)[0], tmp_path.joinpath)
+    assert whole.content_id == without_info.content_id == alone.content_id
+    assert len({whole.recording_id, without_info.recording_id, alone.recording_id}) == 3

@@ -98,6 +98,24 @@ def test_planes_of_a_picture_are_no_pictures() -> None:
     see_all(sets, frames)
 
 
+@pytest.mark.parametrize("planes", [False, True])
+def test_parameter_sets_with_everything_in_them(planes: bool) -> None:
+    """Scaling lists, of which planes have four more, and an order of pictures by a cycle stand before the numbers."""
+    lists = ["1" + number(0) * 16, "0", "1" + number(16), *("0" * (9 if planes else 5))]
+    sps = f"{244:08b}{0:08b}{30:08b}" + number(0) + (number(3) + "1" if planes else number(1)) + number(0) * 2 + "01"
+    sps += "".join(lists) + number(3)
+    sps += number(1) + "0" + number(4) * 2 + number(2) + number(1) * 2 + number(1) + "0" + number(3) * 2 + "1"
+    watch = Watch("h264", unit(7, 3, sps + "0" * 8) + unit(8, 3, number(0) * 2 + "0" * 8))
+    lost = []
+    for n in (0, 1, 2, 4, 5, 127, 0):
+        head = number(0) + number(7) + number(0) + ("00" if planes else "") + f"{n:07b}"
+        try:
+            watch.see(unit(1, 3, head + "0110" * 20))
+        except NalError as error:
+            lost.append((n, error.reason))
+    assert lost == [(4, "dropped_frames"), (127, "dropped_frames")]
+
+
 def test_bytes_that_were_put_in_between() -> None:
     """Where two zero bytes stand in a header, a 3 follows that is none of it."""
     sps = f"{66:08b}{0:08b}{30:08b}" + number(0) + number(12) + number(2) + number(1) + "0" + number(3) * 2 + "1"

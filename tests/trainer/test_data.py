@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +15,12 @@ import torch
 
 from megahour.episode.reader import open_episode
 from megahour.episode.sample import nearest
+from megahour.episode.writer import write_episode
 from megahour.manifest.build import build_manifest
-from megahour.storage import Lake
+from megahour.manifest.recipe import Observation, Windows
+from megahour.manifest.timeline import Timeline, TimelineError
+from megahour.storage import Lake, open_lake
+from tests.samples import FACTS, camera, pictures, raw_episode
 from tests.trainer.toy import RECIPE
 from trainer.config import model_config
 from trainer.data import Normalization, WindowReader, picture_batch, prefetch, rank_share, to_batch
@@ -46,14 +53,103 @@ def test_without_room_in_memory_the_same_windows_are_read(toy_lake: Lake) -> Non
     assert not none._decoded
 
 
-def test_what_is_kept_stays_within_the_budget(toy_lake: Lake) -> None:
-    episode_bytes = 14 * 32 * 32 * 3
-    memory_bytes = 3 * episode_bytes
+# 14 pictures, and as many states and actions of two values each
+TOY_BYTES = 14 * (32 * 32 * 3 + 4 * (2 + 2))
+# a quarter is for open episodes and an eighth for decoding
+FOR_TWO_BYTES = 2 * TOY_BYTES * 8 // 5 + 8
+
+
+@pytest.mark.parametrize(("memory_bytes", "kept"), [(FOR_TWO_BYTES, 2), (FOR_TWO_BYTES - 16, 1)])
+def test_what_is_kept_stays_within_the_budget(toy_lake: Lake, memory_bytes: int, kept: int) -> None:
     reader, plenty = make_reader(toy_lake, memory_bytes=memory_bytes), make_reader(toy_lake)
     for windows in (plenty.spread(100), plenty.draw((1,), 40)):
         assert np.array_equal(plenty.read(windows).pictures, reader.read(windows).pictures)
-        assert sum(pictures.nbytes for pictures, _, _ in reader._decoded.values()) == 2 * episode_bytes
+        assert sum(part.nbytes for parts in reader._decoded.values() for part in parts) == kept * TOY_BYTES
         assert 0 < reader._episodes.held_bytes <= memory_bytes // 4
+
+
+SEEN = Observation(cameras=("front", "wrist"), size=(48, 64))
+FRONT = Observation(cameras=("front",), size=(48, 64))
+LONG = 240
+
+
+@pytest.fixture(scope="module")
+def long_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Three episodes whose pictures take 2.2 MB a camera, and one whose camera `overview` is 25 times slower."""
+    lake = open_lake(tmp_path_factory.mktemp("long").as_uri())
+    raw = raw_episode(LONG)
+    overview = camera("overview", pictures(10, 48, 64), rate_hz=1.2)
+    episodes = [raw, raw, raw, replace(raw, cameras=(raw.cameras[0], overview))]
+    for i, episode in enumerate(episodes):
+        path = Path(lake.url(f"episodes/{i}.mcap"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_episode(path, episode, FACTS)
+    return lake
+
+
+def rows_on(timeline: Timeline, numbers: Sequence[int], end: int = LONG) -> pa.Table:
+    """Rows of episodes of the long lake, made by hand."""
+    row = {"bytes": None, "start": 0, "end": end, "windows": end - 8, "weight": 1.0}
+    return timeline.put_on(pa.Table.from_pylist([{"uri": f"episodes/{i}.mcap", **row} for i in numbers]))
+
+
+def reader_of(lake: Lake, rows: pa.Table, memory_bytes: int = PLENTY, **windows: int) -> WindowReader:
+    return WindowReader(lake, rank_share(rows, 0, 1), SEEN, Windows(**windows), memory_bytes)
+
+
+@pytest.mark.parametrize(("memory_kb", "kept"), [(1000, 0), (3500, 0), (3600, 1), (5000, 1), (9000, 2)])
+def test_what_reading_takes_stays_within_the_budget(long_lake: Lake, memory_kb: int, kept: int) -> None:
+    rows = rows_on(Timeline(FRONT.cameras), [0, 1, 2])
+    reader = WindowReader(long_lake, rank_share(rows, 0, 1), FRONT, Windows(), memory_kb * 1000)
+    windows = [reader.draw((step,), 4) for step in range(12)]
+    # modules that are first needed now take memory too
+    reader_of(long_lake, rows).read(windows[0])
+    tracemalloc.start()
+    try:
+        for step in windows:
+            samples = reader.read(step)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # as much again: the samples of the step before, which are held here
+    samples_bytes = 2 * samples.pictures.nbytes
+    window_bytes = samples.pictures[0].nbytes
+    assert peak < memory_kb * 1000 + samples_bytes + 3 * window_bytes
+    assert len(reader._decoded) == kept
+
+
+def test_an_episode_is_decoded_whole_when_it_is_drawn_again(long_lake: Lake) -> None:
+    reader = reader_of(long_lake, rows_on(Timeline(SEEN.cameras), [0, 1, 2]))
+    first = reader.read(np.array([[0, 5], [2, 9]]))
+    assert not reader._decoded
+    again = reader.read(np.array([[0, 5], [1, 9]]))
+    assert list(reader._decoded) == [0]
+    assert np.array_equal(first.pictures[0], again.pictures[0])
+
+
+def test_windows_reach_over_all_of_the_cameras_that_are_observed(long_lake: Lake) -> None:
+    whole = open_episode(long_lake, "episodes/3.mcap").frames("front", range(LONG), (48, 64))
+    for cameras, end in ((("front",), LONG), (("front", "overview"), 10)):
+        rows = rows_on(Timeline(cameras), [3], end)
+        reader = WindowReader(long_lake, rank_share(rows, 0, 1), FRONT, Windows(future_frames=(1,), actions=1), PLENTY)
+        found = reader.read(reader.spread(LONG))
+        times = open_episode(long_lake, "episodes/3.mcap").cameras[cameras[-1]].times_ns
+        seen = nearest(open_episode(long_lake, "episodes/3.mcap").cameras["front"].times_ns, times)
+        assert np.array_equal(found.pictures[:, 0, 0], whole[seen[: end - 8]])
+
+
+def test_windows_that_were_counted_on_another_timeline_are_refused(long_lake: Lake) -> None:
+    reader = reader_of(long_lake, rows_on(Timeline(("front",)), [3], end=10))
+    with pytest.raises(TimelineError, match=r"counted over 10 frames, and front, .* has 240.*build the manifest again"):
+        reader.read(np.array([[0, 0]]))
+
+
+def test_windows_in_other_steps_than_the_rows_say_are_refused(long_lake: Lake) -> None:
+    rows = rows_on(Timeline(("front",), stride=3), [0])
+    with pytest.raises(ValueError, match="every 3 frames, and windows of every 2"):
+        reader_of(long_lake, rows, stride=2)
+    with pytest.raises(ValueError, match="which timeline"):
+        reader_of(long_lake, rows.replace_schema_metadata(None), stride=3)
 
 
 def test_draws_follow_from_their_seed_and_stay_inside_the_episodes(toy_lake: Lake) -> None:

@@ -10,7 +10,8 @@ from megahour.episode.model import RawEpisode
 from megahour.sources.hdf5 import aloha, robomimic
 from megahour.sources.hdf5.file import children, opened
 from megahour.sources.hdf5.heap import check_heaps
-from megahour.sources.model import Recording, SourceError, source_of
+from megahour.sources.model import Identity, Recording, SourceError
+from megahour.sources.one_file import find_by_suffix
 from megahour.sources.options import read_options
 
 if TYPE_CHECKING:
@@ -22,11 +23,7 @@ SUFFIXES = (".hdf5", ".h5")
 
 def find(files: Mapping[str, FileRef], read: Callable[[str], bytes]) -> list[Recording]:
     """Every HDF5 file is a recording."""
-    return [
-        Recording(key, FORMATS[0], source_of(key), (file,))
-        for key, file in files.items()
-        if key.lower().endswith(SUFFIXES)
-    ]
+    return find_by_suffix(files, FORMATS[0], SUFFIXES)
 
 
 def read(recording: Recording, local: Callable[[str], Path]) -> Iterator[RawEpisode]:
@@ -54,6 +51,6 @@ def read(recording: Recording, local: Callable[[str], Path]) -> Iterator[RawEpis
         )
 
 
-def identity(recording: Recording, local: Callable[[str], Path]) -> bytes | None:
+def identity(recording: Recording, local: Callable[[str], Path]) -> Identity | None:
     """All bytes of the file make it what it is."""
     return None

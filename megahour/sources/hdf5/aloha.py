@@ -19,6 +19,7 @@ from megahour.sources.steps import (
     add_series,
     rate_of,
     steps_of,
+    success_of,
     times_of,
 )
 
@@ -39,7 +40,6 @@ SERIES = {
 ACTIONS = ("action", "base_action")
 IMAGES, OBSERVATIONS, JPEG_LENGTHS = "observations/images", "observations/", "compress_len"
 FACTS = ("robot", "task", "success", "rate_hz", "jpeg_order")
-SUCCESS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
 
 def read(path: Path, key: str, options: Options) -> RawEpisode:
@@ -173,7 +173,7 @@ def _success(facts: dict[str, Any], key: str) -> bool | None:
     """What the file says; a text such as `False` is not taken for true."""
     if "success" not in facts:
         return None
-    said = SUCCESS.get(text_of(facts["success"]).lower())
+    said = success_of(facts["success"])
     if said is None:
         raise SourceError(
             "feature_mismatch", f"{key} has the success {text_of(facts['success'])}: `success` must be true or false"

@@ -26,12 +26,12 @@ def check_heaps(path: Path, key: str) -> None:
         SourceError: `unreadable`.
     """
     size = path.stat().st_size
-    with path.open("rb") as file:
-        for at in list(_starts(file)):
-            file.seek(at)
-            head = file.read(HEAD.size)
+    with path.open("rb") as file, path.open("rb") as heap:
+        for at in _starts(file):
+            heap.seek(at)
+            head = heap.read(HEAD.size)
             length = HEAD.unpack(head)[1] if len(head) == HEAD.size else 0
-            if HEAD.size <= length <= size - at and not _ends(file.read(length - HEAD.size)):
+            if HEAD.size <= length <= size - at and not _ends(heap, at + length):
                 raise SourceError(
                     "unreadable", f"{key} has a damaged heap of texts at byte {at}: it cannot be read. Record it again"
                 )
@@ -49,13 +49,18 @@ def _starts(file: IO[bytes]) -> Iterator[int]:
         start += len(block)
 
 
-def _ends(objects: bytes) -> bool:
-    at = 0
-    while at + OBJECT.size <= len(objects):
-        index, _, _, size = OBJECT.unpack_from(objects, at)
+def _ends(heap: IO[bytes], end: int) -> bool:
+    """Whether the objects from here on come to `end`. Their heads alone are read, whatever size they claim."""
+    at = heap.tell()
+    while at + OBJECT.size <= end:
+        heap.seek(at)
+        head = heap.read(OBJECT.size)
+        if len(head) < OBJECT.size:
+            return False
+        index, _, _, size = OBJECT.unpack(head)
         # Index 0 is the room that is left, its head included.
         taken = size if index == 0 else OBJECT.size + -(-size // ALIGNED) * ALIGNED
-        if not 0 < taken <= len(objects) - at:
+        if not 0 < taken <= end - at:
             return False
         at += taken
     return True

@@ -11,7 +11,7 @@ from megahour.sources.lerobot import v21, v30
 from megahour.sources.lerobot.dataset import INFO, UNUSABLE, V2, Episode, existing, parse_info, usable
 from megahour.sources.lerobot.listing import EPISODES
 from megahour.sources.lerobot.listing import load as load_listing
-from megahour.sources.model import Recording, SourceError, source_of
+from megahour.sources.model import Identity, Recording, SourceError, source_of
 from megahour.sources.options import read_options
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ def find(files: Mapping[str, FileRef], read: Callable[[str], bytes]) -> list[Rec
                 else:
                     found += v30.find(dataset, keys, files, read)
         except SourceError:
-            found.append(Recording(root, UNUSABLE, source_of(root), tuple(files[key] for key in (root + INFO, *keys))))
+            said = [key for key in (root + INFO, *(root + name for name in v21.SAID), *keys) if key in files]
+            found.append(Recording(root, UNUSABLE, source_of(root), tuple(files[key] for key in said)))
     return found
 
 
@@ -55,8 +56,8 @@ def read(recording: Recording, local: Callable[[str], Path]) -> Iterator[RawEpis
     yield episode.read(recording, _episode(recording, local), read_options(recording, local), local)
 
 
-def identity(recording: Recording, local: Callable[[str], Path]) -> bytes | None:
-    """What an episode's rows and coded pictures hold, and what the metadata says of it: task, robot and rate.
+def identity(recording: Recording, local: Callable[[str], Path]) -> Identity | None:
+    """What an episode's rows and coded pictures hold, and what the metadata says of it: task, robot, rate and names.
 
     Not the bytes of its files: LeRobot appends to them, and puts them together anew.
     """
@@ -88,7 +89,7 @@ def _why(recording: Recording, local: Callable[[str], Path]) -> SourceError:
                 if dataset.version in V2:
                     v21.load(root, local)
                 else:
-                    v30.check(dataset, has_listings=len(recording.files) > 1)
+                    v30.check(dataset, any(file.key.startswith(root + EPISODES) for file in recording.files))
                     raise v30.nothing_listed(dataset)
     except SourceError as error:
         return error

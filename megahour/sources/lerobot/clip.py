@@ -13,12 +13,11 @@ from typing import Any
 import av
 import numpy as np
 from av.error import FFmpegError
-from av.stream import Disposition
 from numpy.typing import NDArray
 
-from megahour.sources.cut import cut_short
 from megahour.sources.lerobot.dataset import Span, Video
 from megahour.sources.model import SourceError
+from megahour.sources.video_file import ask_disk, opened_video, refusal
 
 MOST_DRIFT_S = 0.1
 """How far the start of an episode may be from where the metadata says, where counting frames tells which it is."""
@@ -66,7 +65,7 @@ def find_clip(path: Path, video: Video, frames: int) -> Clip:
     """The clip of an episode with so many rows.
 
     Raises:
-        SourceError: `truncated`, `unreadable`, `empty`, `times` or `frame_count`.
+        SourceError: `frame_count`, or as `index_video` and `start_of`.
     """
     key = video.key
     index = index_video(path, key)
@@ -156,7 +155,8 @@ def cut_out(clip: Clip) -> Iterator[tuple[Path, range]]:
     before them.
 
     Raises:
-        SourceError: `unreadable`.
+        SourceError: `unreadable`, or as `index_video`.
+        OSError: the disk cannot be read or written.
     """
     with tempfile.TemporaryDirectory(prefix="megahour-clip-") as folder:
         own = Path(folder) / f"clip{clip.path.suffix}"
@@ -171,12 +171,12 @@ def packets(clip: Clip) -> Iterator[Any]:
     """The packets that a clip's frames are decoded from: from a keyframe on, in the order of decoding.
 
     Raises:
-        SourceError: `unreadable`.
+        SourceError: `unreadable`, or as `index_video`.
     """
     index = index_video(clip.path, clip.key)
     first, last = _needed(clip, index)
     needed = set(index.pts[first : last + 1].tolist())
-    with _opened(clip.path, clip.key) as (container, stream):
+    with opened_video(clip.path, clip.key) as (container, stream):
         container.seek(int(index.dts[first]), stream=stream)
         for packet in container.demux(stream):
             if packet.pts in needed and packet.size:
@@ -193,7 +193,7 @@ def index_video(path: Path, key: str) -> VideoIndex:
     """The index of a video file, made once as long as the file stays the same.
 
     Raises:
-        SourceError: `truncated`, `unreadable` or `empty`.
+        SourceError: `empty` or `unreadable`, or as `opened_video`.
     """
     stat = path.stat()
     return _index(path, key, stat.st_mtime_ns, stat.st_size)
@@ -202,7 +202,7 @@ def index_video(path: Path, key: str) -> VideoIndex:
 @lru_cache(maxsize=32)
 def _index(path: Path, key: str, mtime_ns: int, size_bytes: int) -> VideoIndex:
     facts = []
-    with _opened(path, key) as (container, stream):
+    with opened_video(path, key) as (container, stream):
         promised, tick_s = int(stream.frames), float(stream.time_base)
         for packet in container.demux(stream):
             # Where a file is cut, its last packet is not whole.
@@ -214,7 +214,7 @@ def _index(path: Path, key: str, mtime_ns: int, size_bytes: int) -> VideoIndex:
                 decoded_at = packet.pts if packet.dts is None else packet.dts
                 facts.append((packet.pts, decoded_at, packet.is_keyframe, not packet.is_discard))
     if not any(fact[3] for fact in facts):
-        raise _refusal(path, key, "empty", "is a video without frames")
+        raise refusal(path, key, "empty", "is a video without frames")
     pts, dts = (np.array([fact[i] for fact in facts], np.int64) for i in (0, 1))
     keyframes, is_shown = (np.array([fact[i] for fact in facts], np.bool_) for i in (2, 3))
     order = np.argsort(pts, kind="stable")
@@ -250,26 +250,8 @@ def _copy(clip: Clip, target: Path) -> None:
                 packet.stream = into
                 out.mux(packet)
     except (FFmpegError, ValueError) as error:
+        if isinstance(error, FFmpegError):
+            ask_disk(error, clip.path, target)
         raise SourceError(
             "unreadable", f"{clip.key}: the episode's part of it cannot be cut out: {error}. Export the dataset again"
-        ) from error
-
-
-@contextmanager
-def _opened(path: Path, key: str) -> Iterator[tuple[Any, Any]]:
-    try:
-        with av.open(str(path), metadata_errors="replace") as container:
-            moving = [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]
-            if not moving or moving[0].codec_context is None:
-                raise _refusal(path, key, "unreadable", "has no video in it that is coded in a way known here")
-            yield container, moving[0]
-    except FFmpegError as error:
-        text = f"cannot be read as a video: {error.strerror}. Copy or export it again"
-        raise _refusal(path, key, "unreadable", text) from error
-
-
-def _refusal(path: Path, key: str, reason: str, text: str) -> SourceError:
-    """What is wrong with a file: that it is cut short, where it is."""
-    if cut := cut_short(path):
-        return SourceError("truncated", f"{key} {cut}. Copy it again from where it was recorded")
-    return SourceError(reason, f"{key} {text}")
+        ) from None

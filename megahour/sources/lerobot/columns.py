@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -160,10 +159,7 @@ def add_pictures(into: Gathered, name: str, rows: Rows, feature: Feature | None)
     if first is not None and feature is not None:
         look = pictures.look(first, where)
         refuse_size(feature, look.width, look.height, where)
-    before = len(into.cameras)
     steps.add_picture_files(into, column, topic_of(name))
-    if len(into.cameras) > before and not all(data.startswith(pictures.JPEG) for data in files() if data):
-        into.cameras[-1] = replace(into.cameras[-1], coded=None)
 
 
 def refuse_size(feature: Feature, width: int, height: int, what: str) -> None:

@@ -12,11 +12,20 @@ import numpy as np
 
 from megahour.sources import steps
 from megahour.sources.lerobot.clip import find_clip, packets
-from megahour.sources.lerobot.columns import INDEX_OF_PANDAS, is_number, is_picture, numbers_of, picture_files, unfold
-from megahour.sources.lerobot.dataset import Episode, Video
+from megahour.sources.lerobot.columns import (
+    BOOKKEEPING,
+    INDEX_OF_PANDAS,
+    is_number,
+    is_picture,
+    names_of,
+    numbers_of,
+    picture_files,
+    unfold,
+)
+from megahour.sources.lerobot.dataset import Dataset, Episode, Video
 from megahour.sources.lerobot.episode import rows_of, task_of
 from megahour.sources.lerobot.rows import Rows, load
-from megahour.sources.model import Recording, SourceError
+from megahour.sources.model import Identity, Recording, SourceError
 
 TEXTS = ("task_index", "subtask_index")
 PLACES = ("episode_index", "index", *TEXTS)
@@ -25,8 +34,8 @@ PICTURE_UNITS = {"h264": range(1, 6), "hevc": range(32)}
 """Types of the NAL units that hold pictures (ITU-T H.264, table 7-1; H.265, table 7-1)."""
 
 
-def of_episode(recording: Recording, episode: Episode, local: Callable[[str], Path]) -> bytes:
-    """The sha256 of an episode's values and coded pictures, and of its task, robot and rate.
+def of_episode(recording: Recording, episode: Episode, local: Callable[[str], Path]) -> Identity:
+    """The sha256 of an episode's values and coded pictures, and that of its task, its robot, its rate and the names.
 
     The same for a dataset of version 2 and what it was converted to, and however episodes share files.
 
@@ -34,28 +43,40 @@ def of_episode(recording: Recording, episode: Episode, local: Callable[[str], Pa
         SourceError: its rows cannot be read. Of pictures that cannot be, the reason is hashed.
     """
     rows = rows_of(recording, episode, local)
-    digest = hashlib.sha256()
+    content, said = hashlib.sha256(), hashlib.sha256()
     pictured = {name for name in rows.schema.names if is_picture(rows.schema.field(name).type)}
     table = load(rows, [name for name in rows.schema.names if name not in pictured])
     texts: dict[str, list[str | None]] = {}
     for name, meanings in zip(TEXTS, (episode.task_texts, episode.subtask_texts), strict=True):
         if name in table.column_names and meanings:
             texts[name] = [meanings.get(int(i)) for i in numbers_of(table[name], f"{rows.key}: '{name}'")]
-    said = {name: steps.as_json(value) for name, value in sorted(episode.said.items()) if value is not None}
-    facts = [task_of(episode.tasks, texts.get("task_index", [])), episode.dataset.robot, episode.dataset.fps, said]
-    _add(digest, json.dumps(facts).encode())
+    more = {name: steps.as_json(value) for name, value in sorted(episode.said.items()) if value is not None}
+    facts = [task_of(episode.tasks, texts.get("task_index", [])), episode.dataset.robot, episode.dataset.fps, more]
+    _add(said, json.dumps([*facts, _column_names(episode.dataset)]).encode())
     for name in sorted(rows.schema.names):
         if not name.startswith(INDEX_OF_PANDAS) and name not in PLACES:
-            _add(digest, name.encode())
-            _add(digest, _pictures(name, rows) if name in pictured else _values(table[name].combine_chunks()))
+            _add(content, name.encode())
+            _add(content, _pictures(name, rows) if name in pictured else _values(table[name].combine_chunks()))
     for name, meant in texts.items():
         # One text throughout is the task, and hashed as that.
         if name != "task_index" or len(set(meant)) > 1:
-            _add(digest, json.dumps([name, meant]).encode())
-    for camera in episode.dataset.cameras:
-        _add(digest, camera.encode())
-        _add(digest, _video(recording, episode.videos.get(camera), len(rows), local))
-    return digest.digest()
+            _add(said, json.dumps([name, meant]).encode())
+    videos = {
+        camera: _video(recording, episode.videos.get(camera), len(rows), local) for camera in episode.dataset.cameras
+    }
+    # What a camera is called is said of its pictures.
+    for pictures in sorted(videos.values()):
+        _add(content, pictures)
+    for camera, pictures in videos.items():
+        _add(said, camera.encode())
+        _add(said, pictures)
+    return Identity(content.digest(), said.digest())
+
+
+def _column_names(dataset: Dataset) -> list[tuple[str, tuple[str, ...]]]:
+    """What the columns of the series are called."""
+    series = [one for one in dataset.features if one.dtype.startswith("float") and one.name not in BOOKKEEPING]
+    return sorted((one.name, names_of(one.names, one.shape, one.name)) for one in series)
 
 
 def _add(digest: Any, part: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -199,6 +200,11 @@ def read_parquet(data: bytes, key: str, columns: Callable[[str], bool] = lambda 
         ) from error
 
 
+def says_one_task(tasks: object) -> bool:
+    """Whether an episode's own list of tasks is one text."""
+    return isinstance(tasks, str) or (isinstance(tasks, list) and len(tasks) == 1)
+
+
 def texts_of_lines(lines: bytes) -> dict[int, str]:
     """`meta/tasks.jsonl`: what the numbers in `task_index` mean."""
     said = (json.loads(line) for line in lines.decode().splitlines() if line.strip())
@@ -241,6 +247,11 @@ def present(local: Callable[[str], Path], key: str) -> Path | None:
     except FileNotFoundError:
         return None
     return path
+
+
+def digest(*parts: object) -> str:
+    """A short name for what metadata says; another one where it says something else."""
+    return hashlib.sha256("\n".join(map(repr, parts)).encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 Mark = tuple[str, str, int, int]

@@ -155,10 +155,13 @@ def _in_order(features: Mapping[str, Feature], rows: Rows) -> list[str]:
 
 
 def _success(table: pa.Table, said: Mapping[str, object]) -> bool | None:
+    """What the rows say, true where one of them does, else what the metadata says of the episode."""
+    rows: list[bool] = []
     if SUCCESS in table.column_names:
-        return any(bool(np.any(value)) for value in table[SUCCESS].to_pylist() if value is not None)
-    success = said.get("success")
-    return success if isinstance(success, bool) else None
+        values, _, _ = columns.unfold(table[SUCCESS].combine_chunks())
+        if columns.is_number(values.type):
+            rows = [success for value in values.to_pylist() if (success := steps.success_of(value)) is not None]
+    return any(rows) if rows else steps.success_of(said.get("success"))
 
 
 def _add_video(into: Gathered, feature: Feature, video: Video, rate_hz: float, local: Callable[[str], Path]) -> None:

@@ -15,11 +15,13 @@ from megahour.sources.lerobot.dataset import (
     Episode,
     Mark,
     Video,
+    digest,
     existing,
     mark,
     parse_info,
     place_of,
     present,
+    says_one_task,
     texts_of_lines,
     uri_of,
     usable,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 FORMAT = "lerobot_v21"
 EPISODES, TASKS = "/meta/episodes.jsonl", "/meta/tasks.jsonl"
+SAID = (EPISODES, TASKS)
 KNOWN = ("episode_index", "tasks", "length")
 
 
@@ -58,9 +61,14 @@ def find(dataset: Dataset, files: Mapping[str, FileRef], read: Callable[[str], b
         SourceError: the metadata cannot be used.
     """
     listed = _listed(dataset, lambda: read(dataset.root + EPISODES))
+    beside = tuple(files[key] for key in (dataset.root + name for name in (INFO, *SAID)) if key in files)
+    of_all, tasks = digest(dataset), files.get(dataset.root + TASKS)
     found = []
     for episode in sorted(listed.episodes):
         keys = [listed.data_key(episode), *(listed.video_key(episode, camera) for camera in dataset.cameras)]
+        said = listed.episodes[episode]
+        # Of one task its own line has the text; of several, or none, the texts of the dataset count.
+        texts = None if tasks is None or says_one_task(said.get("tasks")) else (tasks.size_bytes, tasks.etag)
         found.append(
             Recording(
                 uri=uri_of(dataset.root, episode),
@@ -68,6 +76,8 @@ def find(dataset: Dataset, files: Mapping[str, FileRef], read: Callable[[str], b
                 source=source_of(dataset.root),
                 files=tuple(files[key] for key in keys if key in files),
                 missing=tuple(key for key in keys if key not in files),
+                beside=beside,
+                said=digest(of_all, said, texts),
             )
         )
     return found

@@ -16,10 +16,12 @@ from megahour.sources.lerobot.dataset import (
     Episode,
     Mark,
     Video,
+    digest,
     mark,
     place_of,
     present,
     read_parquet,
+    says_one_task,
     texts_of_table,
     uri_of,
     usable,
@@ -35,6 +37,8 @@ TASKS, SUBTASKS = "/meta/tasks.parquet", "/meta/subtasks.parquet"
 KNOWN = ("episode_index", "tasks", "length", "dataset_from_index", "dataset_to_index")
 PLACES = ("stats/", "data/", "videos/", "meta/")
 """Columns of `meta/episodes` that say nothing of an episode itself begin so."""
+KEPT_BY_LEROBOT = ("stats/", "meta/")
+"""Those that say not even where it lies."""
 
 
 def find(
@@ -43,7 +47,7 @@ def find(
     """The dataset's episodes as recordings. `listings` are the keys of `meta/episodes`; one that cannot be used is a
     recording of its own.
 
-    An episode's files are that of its rows, those of its videos, and the listing, by which it is found again.
+    An episode's files are that of its rows and those of its videos. The listing, by which it is found again, is beside.
 
     Raises:
         SourceError: the metadata cannot be used at all.
@@ -57,22 +61,43 @@ def find(
             found.append(Recording(key, UNUSABLE, source_of(key), (files[dataset.root + INFO], files[key])))
     weights = _weights(lists)
     last = _last_of_each(lists)
+    of_all = _of_all(dataset, files)
     episodes: dict[int, Recording] = {}
     for listed in lists:
         for at, number in enumerate(listed.numbers):
-            one = _recording(listed, at, files, weights, last)
+            one = _recording(listed, at, files, weights, last, of_all)
             if number in episodes:
                 # Listed twice: reading it finds both, and says so.
-                also = tuple(file for file in episodes[number].files if file not in one.files)
-                one = replace(one, files=(*one.files, *also))
+                other = episodes[number]
+                one = replace(
+                    one,
+                    files=tuple(dict.fromkeys((*one.files, *other.files))),
+                    beside=tuple(dict.fromkeys((*one.beside, *other.beside))),
+                    said=digest(one.said, other.said),
+                )
             episodes[number] = one
     if not found and not episodes:
         raise nothing_listed(dataset)
     return [*found, *episodes.values()]
 
 
+def _of_all(dataset: Dataset, files: Mapping[str, FileRef]) -> Mapping[bool, str]:
+    """What is said of all episodes alike, by whether they say their one task themselves: for others the texts of the
+    dataset count."""
+    tasks, subtasks = (
+        None if (file := files.get(dataset.root + name)) is None else (file.size_bytes, file.etag)
+        for name in (TASKS, SUBTASKS)
+    )
+    return {True: digest(dataset, subtasks), False: digest(dataset, subtasks, tasks)}
+
+
 def _recording(
-    listed: Listed, at: int, files: Mapping[str, FileRef], weights: Mapping[str, float], last: Mapping[str, int]
+    listed: Listed,
+    at: int,
+    files: Mapping[str, FileRef],
+    weights: Mapping[str, float],
+    last: Mapping[str, int],
+    of_all: Mapping[bool, str],
 ) -> Recording:
     dataset, number, data_key = listed.dataset, listed.numbers[at], listed.data_keys[at]
     claims = dict(_claims(listed, at))
@@ -84,7 +109,9 @@ def _recording(
             dataset.data_key(chunk_index=chunk, file_index=file + 1),
             dataset.data_key(chunk_index=chunk + 1, file_index=0),
         ]
-    there = [key for key in (*claims, *following, listed.key) if key in files]
+    there = [key for key in (*claims, *following) if key in files]
+    said = {name: values[at] for name, values in listed.columns.items() if not name.startswith(KEPT_BY_LEROBOT)}
+    beside = [dataset.root + INFO, dataset.root + TASKS, dataset.root + SUBTASKS, listed.key]
     own_bytes = sum(files[key].size_bytes * weight / weights[key] for key, weight in claims.items() if key in files)
     return Recording(
         uri=uri_of(dataset.root, number),
@@ -93,6 +120,8 @@ def _recording(
         files=tuple(files[key] for key in dict.fromkeys(there)),
         missing=tuple(key for key in claims if key not in files),
         own_bytes=max(1, round(own_bytes)),
+        beside=tuple(files[key] for key in beside if key in files),
+        said=digest(of_all[says_one_task(said.get("tasks"))], said),
     )
 
 
@@ -158,7 +187,9 @@ def episode_of(recording: Recording, local: Callable[[str], Path]) -> Episode:
         SourceError: the metadata cannot be used, or does not list it once.
     """
     root, number = place_of(recording.uri)
-    listings = [file.key for file in recording.files if file.key.startswith(root + EPISODES)]
+    # In older plans the listing is among the files.
+    there = (*recording.beside, *recording.files)
+    listings = list(dict.fromkeys(file.key for file in there if file.key.startswith(root + EPISODES)))
     lists = [load(root, key, local) for key in listings]
     places = [(listed, at) for listed in lists for at in listed.places.get(number, ())]
     if len(places) != 1:

@@ -13,32 +13,28 @@ import numpy as np
 
 from megahour.episode.model import ExtraMessage, ExtraTopic, Note, RawEpisode
 from megahour.sources.mcap import times
+from megahour.sources.mcap.beside import Said, name_of, notes_on, said_of
 from megahour.sources.mcap.fetch import payloads
 from megahour.sources.mcap.gather import Gathered, gather, in_order
 from megahour.sources.mcap.mapping import Plan, Topic, kind_of, plan
 from megahour.sources.mcap.scan import Scan, scan
-from megahour.sources.model import Recording, source_of
+from megahour.sources.model import Identity, Recording
+from megahour.sources.one_file import find_by_suffix
 from megahour.sources.options import NAME, Options, read_options
+from megahour.sources.steps import MOST_ATTRIBUTE_CHARS, RATES_HZ, success_of
 
 if TYPE_CHECKING:
     from megahour.storage import FileRef
 
 FORMATS: tuple[str, ...] = ("mcap",)
 OWN_METADATA, OWN_INDEX = "megahour.episode", "megahour.index"
-MOST_ATTRIBUTE_CHARS = 4096
-"""Longer texts become a message: attributes are read whenever an episode is opened."""
 TANGLED = "streams of video at the same time"
 """Channels of one topic that no decoder can take together."""
-SUCCESS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def find(files: Mapping[str, FileRef], read: Callable[[str], bytes]) -> list[Recording]:
     """Every MCAP file is a recording."""
-    return [
-        Recording(key, FORMATS[0], source_of(key), (file,))
-        for key, file in files.items()
-        if key.lower().endswith(".mcap")
-    ]
+    return find_by_suffix(files, FORMATS[0], (".mcap",))
 
 
 def read(recording: Recording, local: Callable[[str], Path]) -> Iterator[RawEpisode]:
@@ -59,7 +55,8 @@ def read(recording: Recording, local: Callable[[str], Path]) -> Iterator[RawEpis
     where = recording.options.key if recording.options else NAME
     planned = plan(_topics(found), options.topics, where, key, facts.own)
     gathered = gather(found, planned.rules)
-    extras = _extras(found, planned, gathered, facts.texts)
+    attributes, texts = _kept(facts, () if facts.own else (*said_of(found), *gathered.frame_ids))
+    extras = _extras(found, planned, gathered, texts)
     rate_hz, guessed = _rate_hz(facts, gathered)
     yield RawEpisode(
         index=0,
@@ -69,14 +66,14 @@ def read(recording: Recording, local: Callable[[str], Path]) -> Iterator[RawEpis
         success=facts.success,
         cameras=gathered.cameras,
         series=gathered.series,
-        attributes=facts.attributes,
-        notes=(*facts.notes, *found.notes, *planned.notes, *gathered.notes, *extras.notes, *guessed),
+        attributes=attributes,
+        notes=(*facts.notes, *found.notes, *notes_on(found), *planned.notes, *gathered.notes, *extras.notes, *guessed),
         extras=extras.topics,
         extra_messages=extras.messages,
     )
 
 
-def identity(recording: Recording, local: Callable[[str], Path]) -> bytes | None:
+def identity(recording: Recording, local: Callable[[str], Path]) -> Identity | None:
     """The bytes of the file."""
     return None
 
@@ -110,14 +107,14 @@ def _overlap(found: Scan, channels: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What is said about an episode. `texts` are too long for attributes."""
+    """What is said about an episode. `attributes` are those that Megahour wrote, `said` is what others did."""
 
     robot: str
     task: str
     rate_hz: float | None
     success: bool | None
     attributes: dict[str, str]
-    texts: dict[str, str]
+    said: tuple[Said, ...]
     notes: tuple[Note, ...]
     own: bool
 
@@ -125,7 +122,7 @@ class _Facts:
 def _facts(found: Scan, options: Options, key: str) -> _Facts:
     said: dict[str, str] = {}
     attributes: dict[str, str] = {}
-    texts: dict[str, str] = {}
+    others: list[Said] = []
     notes: list[Note] = []
     own = False
     for record in found.metadata:
@@ -137,8 +134,7 @@ def _facts(found: Scan, options: Options, key: str) -> _Facts:
         for name, text in record.metadata.items():
             if name in ("robot", "task", "success", "rate_hz"):
                 said.setdefault(name, text)
-            kept = attributes if len(text) <= MOST_ATTRIBUTE_CHARS else texts
-            kept[f"{record.name}.{name}"] = text
+            others.append((f"{record.name}.{name}", text))
     for name, size in found.attachments:
         if not (own and name == OWN_INDEX):
             notes.append(Note("left_out", f"attachment '{name}' left out, {size} bytes"))
@@ -146,12 +142,24 @@ def _facts(found: Scan, options: Options, key: str) -> _Facts:
         robot=said.get("robot") or options.robot or "unknown",
         task=said.get("task") or options.task or Path(key).parent.name,
         rate_hz=_number(said.get("rate_hz", "")) or options.rate_hz,
-        success=SUCCESS.get(said.get("success", "").strip().lower()),
+        success=success_of(said.get("success")),
         attributes=attributes,
-        texts=texts,
+        said=tuple(others),
         notes=tuple(notes),
         own=own,
     )
+
+
+def _kept(facts: _Facts, beside: Sequence[Said]) -> tuple[dict[str, str], dict[str, str]]:
+    """Attributes, and the texts that are too long for them. What is called the same and is not is numbered."""
+    attributes, texts = dict(facts.attributes), dict[str, str]()
+    for called, text in (*facts.said, *beside):
+        name, number = called, 2
+        kept = attributes if len(text) <= MOST_ATTRIBUTE_CHARS else texts
+        while kept.get(name, text) != text:
+            name, number = f"{called}_{number}", number + 1
+        kept[name] = text
+    return attributes, texts
 
 
 def _own(metadata: Mapping[str, str]) -> tuple[dict[str, str], list[Note]] | None:
@@ -170,7 +178,7 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    low, high = times.RATES_HZ
+    low, high = RATES_HZ
     return value if low <= value <= high else None
 
 
@@ -238,7 +246,7 @@ def _extras(found: Scan, planned: Plan, gathered: Gathered, texts: Mapping[str, 
 def _extra(found: Scan, number: int) -> ExtraTopic:
     channel = found.channels[number]
     schema = found.schemas.get(channel.schema_id)
-    name = channel.topic.strip("/")
+    name = name_of(channel.topic)
     if schema is None:
         return ExtraTopic(name, channel.message_encoding, "", "", b"")
     return ExtraTopic(name, channel.message_encoding, schema.name, schema.encoding, schema.data)

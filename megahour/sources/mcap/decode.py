@@ -15,6 +15,7 @@ Step = str | int | slice
 Decode = Callable[[bytes], Any]
 
 STAMPS = (("header", "stamp"), ("timestamp",), ("stamp",))
+FRAME_IDS = (("header", "frame_id"), ("frame_id",))
 SECONDS, NANOSECONDS = ("sec", "seconds", "secs"), ("nanosec", "nanos", "nsec", "nsecs", "nanoseconds")
 MOST_EXACT = 2**53
 """Up to here every integer is a float64."""
@@ -200,6 +201,19 @@ def stamp_ns(message: Any) -> int | None:
             if isinstance(seconds, int) and isinstance(nanoseconds, int):
                 return seconds * 1_000_000_000 + nanoseconds
     return None
+
+
+def frame_id(message: Any) -> str:
+    """The frame of reference that a message says its values are in; empty where it says none."""
+    for path in FRAME_IDS:
+        try:
+            said = find(message, path)
+        except NoFieldError:
+            continue
+        if said and isinstance(said, str):
+            # JSON may hold halves of characters, which nothing can store.
+            return said.encode(errors="backslashreplace").decode()
+    return ""
 
 
 def _is_array(value: Any) -> bool:

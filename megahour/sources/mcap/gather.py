@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from megahour.episode.model import Camera, Coded, Frames, Note, Series
 from megahour.sources.mcap import pictures, times, video
-from megahour.sources.mcap.decode import Decode, NoFieldError, UndecodableError, decoder, names_of, stamp_ns
+from megahour.sources.mcap.beside import Said, name_of
+from megahour.sources.mcap.decode import (
+    Decode,
+    NoFieldError,
+    UndecodableError,
+    decoder,
+    frame_id,
+    names_of,
+    stamp_ns,
+)
 from megahour.sources.mcap.fetch import payloads
 from megahour.sources.mcap.mapping import Rule, ToCamera, Topic, ToSeries
 from megahour.sources.mcap.scan import LAST_NS, Scan
@@ -22,17 +31,21 @@ from megahour.sources.model import SourceError
 
 ALWAYS_LEFT = frozenset(("header", "timestamp", "name", "joints", "layout"))
 """Fields of mapped messages that are no values: when, and how the values are called."""
-
+MOST_FRAME_IDS = 8
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """What mapped topics became, and those that turned out to be neither camera nor series."""
+    """What mapped topics became, and those that turned out to be neither camera nor series.
+
+    `frame_ids` are the frames of reference of those that became something, as attributes.
+    """
 
     cameras: tuple[Camera, ...]
     series: tuple[Series, ...]
+    frame_ids: tuple[Said, ...]
     left: tuple[Topic, ...]
     notes: tuple[Note, ...]
 
@@ -63,18 +76,20 @@ def gather(scan: Scan, rules: Sequence[Rule]) -> Gathered:
     left: list[Topic] = []
     notes: list[Note] = []
     lags: list[str] = []
+    frame_ids: list[Said] = []
     for topic in topics:
         found = topic.end()
         notes += topic.notes
         if not found:
             left.append(topic.rule.topic)
         lags += [lag] if found and (lag := topic.lag()) else []
+        frame_ids += topic.frame_ids if found else []
         cameras += [each for each in found if isinstance(each, Camera)]
         series += [each for each in found if isinstance(each, Series)]
     if lags:
-        text = "messages that became pictures and numbers have one time and no frame_id. From stamp to log time: "
+        text = "messages that became pictures and numbers have one time. From stamp to log time: "
         notes.append(Note("left_out", text + ", ".join(lags)))
-    return Gathered(tuple(cameras), tuple(series), tuple(left), tuple(notes))
+    return Gathered(tuple(cameras), tuple(series), tuple(frame_ids), tuple(left), tuple(notes))
 
 
 class _Topic:
@@ -92,6 +107,7 @@ class _Topic:
         self._repeated = 0
         self._fields: frozenset[str] = frozenset()
         self._lags: set[int] = set()
+        self._frame_ids: dict[str, None] = {}
         self.is_depth = False
 
     def _decoder(self, number: int) -> Decode:
@@ -128,6 +144,8 @@ class _Topic:
                     stamp = _usable(found)
                 if found is not None and found != time_ns:
                     self._lags = {min(self._lags | {time_ns - found}), max(self._lags | {time_ns - found})}
+                if len(self._frame_ids) <= MOST_FRAME_IDS and (frame := frame_id(message)):
+                    self._frame_ids[frame] = None
                 self._fields = self._fields or frozenset(names_of(message) or ())
             except UndecodableError as error:
                 self.dropped[str(error)] += 1
@@ -153,6 +171,10 @@ class _Topic:
             (first, _), others = self.dropped.most_common(1)[0], len(self.dropped) - 1
             text = f"{self.dropped.total()} of {len(self.messages)} messages left out: {first}"
             self.note("dropped", f"{name}: {text}" + (f"; and for {others} other reasons" if others else ""))
+        if len(self._frame_ids) > 1:
+            shown = ", ".join(list(self._frame_ids)[:MOST_FRAME_IDS])
+            more = " and others" if len(self._frame_ids) > MOST_FRAME_IDS else ""
+            self.note("left_out", f"{name}: which of its messages are of the frame_ids {shown}{more} is left out")
         if unused := self._unused():
             self.note("left_out", f"{name}: {', '.join(unused)} left out: source.yaml maps other fields")
         return found
@@ -171,6 +193,12 @@ class _Topic:
         if not self._lags:
             return None
         return f"{self.rule.topic.name} {min(self._lags) / 1e6:.3f} to {max(self._lags) / 1e6:.3f} ms"
+
+    @property
+    def frame_ids(self) -> list[Said]:
+        """The one frame_id of its messages, as an attribute; nothing where they have several, or none."""
+        ids = list(self._frame_ids)
+        return [(f"{name_of(self.rule.topic.name)}.frame_id", ids[0])] if len(ids) == 1 else []
 
     def _unused(self) -> list[str]:
         used: set[str] = set()

@@ -12,6 +12,7 @@ from megahour.episode.model import Note
 from megahour.sources.mcap.decode import Step
 from megahour.sources.mcap.series import JOINT_FIELDS
 from megahour.sources.model import SourceError
+from megahour.sources.options import shown
 
 Kind = Literal["still", "raw", "video", "joints", "other"]
 KINDS: Mapping[str, Kind] = {
@@ -30,7 +31,7 @@ ALLOWED = (
     "camera and series may add `time: stamp`"
 )
 NAME = re.compile(r"[A-Za-z0-9_.\-]+")
-FIELD = re.compile(r"[A-Za-z_]\w*(\[\d+\])*(\.[A-Za-z_]\w*(\[\d+\])*)*(\[\d+:\d+\])?")
+FIELD = re.compile(r"[A-Za-z_]\w*(\[\d{1,9}\])*(\.[A-Za-z_]\w*(\[\d{1,9}\])*)*(\[\d{1,9}:\d{1,9}\])?")
 STEP = re.compile(r"(\w+)|\[(\d+)\]|\[(\d+):(\d+)\]")
 
 # fmt: off
@@ -183,38 +184,39 @@ def _parse(value: Any, where: str) -> Parsed | Literal["skip", "extra"]:
         return "skip" if value == "skip" else "extra"
     entries = value if isinstance(value, list) else [value]
     if not entries or not all(isinstance(each, dict) for each in entries):
-        raise SourceError("options", f"{where} is {value!r}; it may be {ALLOWED}")
+        raise SourceError("options", f"{where} is {shown(value)}; it may be {ALLOWED}")
     targets = [_target(each, where) for each in entries]
     if len(targets) > 1 and not all(isinstance(target, ToSeries) for target in targets):
         raise SourceError("options", f"{where} lists a camera: only series come several from one topic")
-    stamps = {each.get("time", "log") for each in entries}
-    if not stamps <= {"log", "stamp"} or len(stamps) > 1:
-        raise SourceError("options", f"{where}: time may be log or stamp, one for the topic; it is {stamps}")
-    return targets, stamps == {"stamp"}
+    first, *others = (each.get("time", "log") for each in entries)
+    if first not in ("log", "stamp") or any(other != first for other in others):
+        told = " and ".join(dict.fromkeys(map(shown, (first, *others))))
+        raise SourceError("options", f"{where}: time may be log or stamp, one for the topic; it is {told}")
+    return targets, first == "stamp"
 
 
 def _target(said: dict[Any, Any], where: str) -> ToCamera | ToSeries:
     known = {"camera", "series", "fields", "time"}
     if unknown := [name for name in said if name not in known]:
-        raise SourceError("options", f"{where} says {unknown[0]!r}; it may be {ALLOWED}")
+        raise SourceError("options", f"{where} says {shown(unknown[0])}; it may be {ALLOWED}")
     if ("camera" in said) == ("series" in said) or ("camera" in said and "fields" in said):
-        raise SourceError("options", f"{where} is {said!r}; it may be {ALLOWED}")
+        raise SourceError("options", f"{where} is {shown(said)}; it may be {ALLOWED}")
     name = said.get("camera", said.get("series"))
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise SourceError("options", f"{where} is named {name!r}; a name is letters, digits, and _ . - alone")
+        raise SourceError("options", f"{where} is named {shown(name)}; a name is letters, digits, and _ . - alone")
     if "camera" in said:
         return ToCamera(name)
     fields = said.get("fields", [])
     fields = [fields] if isinstance(fields, str) else fields
     if not isinstance(fields, list) or ("fields" in said and not fields):
-        raise SourceError("options", f"{where}: fields must be a list of fields, and is {said['fields']!r}")
+        raise SourceError("options", f"{where}: fields must be a list of fields, and is {shown(said['fields'])}")
     return ToSeries(name, fields=tuple(_path(field, where) for field in fields))
 
 
 def _path(text: Any, where: str) -> tuple[Step, ...]:
     if not isinstance(text, str) or not FIELD.fullmatch(text):
         example = "position, pose.position.x, data[3] or data[0:7]"
-        raise SourceError("options", f"{where}: {text!r} is no field; fields are written {example}")
+        raise SourceError("options", f"{where}: {shown(text)} is no field; fields are written {example}")
     path: list[Step] = []
     for name, place, first, end in STEP.findall(text):
         path.append(name if name else int(place) if place else slice(int(first), int(end)))

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megahour.episode.model import Frames
+from megahour.episode.jpeg import jpeg_head
+from megahour.episode.model import EpisodeError, Frames
 from megahour.sources import pictures
 from megahour.sources.mcap.decode import NoFieldError, UndecodableError, bytes_of, get
 from megahour.sources.model import SourceError
 
 END_OF_JPEG = b"\xff\xd9"
-START_OF_SCAN = 0xDA
 MOST_HEADS = 64
 
 Pixels = NDArray[np.uint8]
@@ -57,9 +57,8 @@ def _by_ffmpeg(name: str, swap: bool = False) -> Callable[[Pixels], Frames]:
     return rgb
 
 
-GREY = "is grey: stored as colour with three equal channels"
 ALPHA = "has an alpha channel, which is not stored"
-BITS = "has 16 bits per value: stored with 8"
+BITS = pictures.BITS.format(bits=16)
 MOSAICS = ("bayer_rggb", "bayer_bggr", "bayer_gbrg", "bayer_grbg")
 MOSAIC = "is a Bayer mosaic: colours are interpolated"
 ENCODINGS = {
@@ -68,8 +67,8 @@ ENCODINGS = {
     "8uc3": Encoding(3, _channels(2, 1, 0), "is 8UC3, which does not say its colours' order: taken as bgr8"),
     "rgba8": Encoding(4, _channels(0, 1, 2), ALPHA),
     "bgra8": Encoding(4, _channels(2, 1, 0), ALPHA),
-    "mono8": Encoding(1, _channels(0, 0, 0), GREY),
-    "8uc1": Encoding(1, _channels(0, 0, 0), GREY),
+    "mono8": Encoding(1, _channels(0, 0, 0), pictures.GREY),
+    "8uc1": Encoding(1, _channels(0, 0, 0), pictures.GREY),
     "rgb16": Encoding(6, _high_bytes(0, 1, 2), BITS),
     "bgr16": Encoding(6, _high_bytes(2, 1, 0), BITS),
     "yuv422": Encoding(2, _by_ffmpeg("yuyv422", swap=True)),
@@ -119,10 +118,13 @@ class Files:
                 self._decode(data, found)
         except SourceError as error:
             raise UndecodableError(str(error)) from error
-        return Shape(found.width, found.height, found.kind, found.mode, _note(found))
+        return Shape(found.width, found.height, found.kind, found.mode, pictures.conversion(found))
 
     def _is_whole(self, data: bytes) -> bool:
-        head = _jpeg_head(data)
+        try:
+            head = jpeg_head(data)
+        except EpisodeError as error:
+            raise UndecodableError("a JPEG ends before its picture") from error
         if data.rfind(END_OF_JPEG, len(head)) < 0:
             raise UndecodableError(f"a JPEG of {len(data)} bytes is cut short")
         if head in self._heads:
@@ -209,30 +211,3 @@ def _raw(message: Any) -> tuple[Encoding, bytes, int, int, int]:
     if encoding.pixel_bytes == 2 and width % 2:
         raise UndecodableError(f"a picture in {name} is {width} wide, which must be even")
     return encoding, data, width, height, step
-
-
-def _jpeg_head(data: bytes) -> bytes:
-    """A JPEG up to its first scan (ITU-T T.81, B.1.1): tables and sizes.
-
-    Raises:
-        UndecodableError: it has none.
-    """
-    at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        kind = data[at + 1]
-        if kind == 0xFF:
-            at += 1
-            continue
-        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-        if kind == START_OF_SCAN:
-            return data[:end]
-        at = end
-    raise UndecodableError("a JPEG ends before its picture")
-
-
-def _note(found: pictures.Look) -> str:
-    if found.mode in ("L", "1"):
-        return GREY
-    if found.mode not in ("RGB", "P"):
-        return f"is {found.mode}: stored as red, green and blue alone"
-    return f"has {found.bits} bits per value: stored with 8" if found.bits > 8 and found.mode == "RGB" else ""

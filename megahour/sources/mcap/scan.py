@@ -63,20 +63,24 @@ class Packed:
 class Scan:
     """A file's messages, in the order of the file.
 
-    Of message i, `channel[i]` is its channel's id, `time_ns[i]` its log time, `size_bytes[i]` those of its payload,
-    which begins at `offset[i]`: of the unpacked chunk `packed[chunk[i]]`, or of the file where `chunk[i]` is -1.
-    `attachments` are names and sizes. `notes` say what is lost or doubtful.
+    Of message i, `channel[i]` is its channel's id, `time_ns[i]` its log time, `publish_ns[i]` when it was sent,
+    `sequence[i]` its number, `size_bytes[i]` those of its payload, which begins at `offset[i]`: of the unpacked chunk
+    `packed[chunk[i]]`, or of the file where `chunk[i]` is -1. `header` is what the file says of itself, `attachments`
+    are names and sizes. `notes` say what is lost or doubtful.
     """
 
     path: Path
     key: str
     schemas: dict[int, Schema]
     channels: dict[int, Channel]
+    header: dict[str, str]
     metadata: tuple[Metadata, ...]
     attachments: tuple[tuple[str, int], ...]
     packed: tuple[Packed, ...]
     channel: NDArray[np.int64]
     time_ns: NDArray[np.int64]
+    publish_ns: NDArray[np.int64]
+    sequence: NDArray[np.int64]
     chunk: NDArray[np.int64]
     offset: NDArray[np.int64]
     size_bytes: NDArray[np.int64]
@@ -110,23 +114,30 @@ class _Places:
 
     channel: array[int] = field(default_factory=lambda: array("q"))
     time_ns: array[int] = field(default_factory=lambda: array("Q"))
+    publish_ns: array[int] = field(default_factory=lambda: array("Q"))
+    sequence: array[int] = field(default_factory=lambda: array("I"))
     chunk: array[int] = field(default_factory=lambda: array("q"))
     offset: array[int] = field(default_factory=lambda: array("q"))
     size_bytes: array[int] = field(default_factory=lambda: array("q"))
 
-    def add(self, channel: int, time_ns: int, chunk: int, offset: int, size_bytes: int) -> None:
+    def add(self, head: bytes, chunk: int, offset: int, size_bytes: int) -> None:
+        """Add a message whose record begins with `head`, and whose payload lies at `offset`."""
+        channel, sequence, time_ns, publish_ns = MESSAGE_HEAD.unpack(head)
         self.channel.append(channel)
         self.time_ns.append(time_ns)
+        self.publish_ns.append(publish_ns)
+        self.sequence.append(sequence)
         self.chunk.append(chunk)
         self.offset.append(offset)
         self.size_bytes.append(size_bytes)
 
     def extend(self, other: _Places) -> None:
-        self.channel.extend(other.channel)
-        self.time_ns.extend(other.time_ns)
-        self.chunk.extend(other.chunk)
-        self.offset.extend(other.offset)
-        self.size_bytes.extend(other.size_bytes)
+        for name, column in vars(other).items():
+            getattr(self, name).extend(column)
+
+    def pop(self) -> None:
+        for column in vars(self).values():
+            column.pop()
 
 
 @dataclass
@@ -160,6 +171,7 @@ class _Walk:
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file, self._size = file, size
         self.data, self.summary = _Contents(), _Contents()
+        self.header: dict[str, str] = {}
         self.metadata: list[Metadata] = []
         self.attachments: list[tuple[str, int]] = []
         self.packed: list[Packed] = []
@@ -222,6 +234,9 @@ class _Walk:
             elif opcode in (Opcode.SCHEMA, Opcode.CHANNEL):
                 target = self.summary if self._is_over else self.data
                 target.define(opcode, self._definition(start, length))
+            elif opcode == Opcode.HEADER and at == len(MAGIC):
+                body = _Body(self._definition(start, length))
+                self.header = {"profile": body.text(), "library": body.text()}
             elif opcode == Opcode.METADATA:
                 body = _Body(self._definition(start, length))
                 self.metadata.append(Metadata(name=body.text(), metadata=body.texts()))
@@ -259,17 +274,16 @@ class _Walk:
     def _message(self, start: int, length: int) -> None:
         if length < MESSAGE_HEAD.size:
             raise DamagedError("is damaged")
-        channel, _, time_ns, _ = MESSAGE_HEAD.unpack(self._read(start, MESSAGE_HEAD.size))
+        head = self._read(start, MESSAGE_HEAD.size)
         self._is_unchecked = True
-        self.data.places.add(channel, time_ns, -1, start + MESSAGE_HEAD.size, length - MESSAGE_HEAD.size)
+        self.data.places.add(head, -1, start + MESSAGE_HEAD.size, length - MESSAGE_HEAD.size)
 
     def _forget(self, at: int) -> None:
         """Take back the message whose record begins at `at`, if it is one."""
         places = self.data.places
         payload_at = at + RECORD_HEAD.size + MESSAGE_HEAD.size
         if places.offset and places.chunk[-1] == -1 and places.offset[-1] == payload_at:
-            for column in (places.channel, places.time_ns, places.chunk, places.offset, places.size_bytes):
-                column.pop()
+            places.pop()
 
     def _attachment(self, start: int, length: int) -> tuple[str, int]:
         head = _Body(self._read(start, min(length, BLOCK_BYTES)))
@@ -488,9 +502,9 @@ def _go_through(raw: Checked, size: int, contents: _Contents, chunk: int, base: 
         if at + length > size:
             raise DamagedError("holds a record that is longer than itself")
         if opcode == Opcode.MESSAGE and length >= MESSAGE_HEAD.size:
-            channel, _, time_ns, _ = MESSAGE_HEAD.unpack(_exactly(stream, MESSAGE_HEAD.size))
+            head = _exactly(stream, MESSAGE_HEAD.size)
             skip(stream, length - MESSAGE_HEAD.size)
-            add(channel, time_ns, chunk, base + at + MESSAGE_HEAD.size, length - MESSAGE_HEAD.size)
+            add(head, chunk, base + at + MESSAGE_HEAD.size, length - MESSAGE_HEAD.size)
         elif opcode in (Opcode.SCHEMA, Opcode.CHANNEL) and length <= MOST_DEFINITION_BYTES:
             contents.define(opcode, _exactly(stream, length))
         elif opcode == Opcode.MESSAGE or not _is_opcode(opcode):
@@ -537,11 +551,14 @@ def _result(walk: _Walk, path: Path, key: str, doubtful: bool) -> Scan:
         key=key,
         schemas=walk.data.schemas,
         channels=walk.data.channels,
+        header=walk.header,
         metadata=tuple(walk.metadata),
         attachments=tuple(walk.attachments),
         packed=tuple(walk.packed),
         channel=channel[kept],
         time_ns=time_ns[kept].astype(np.int64),
+        publish_ns=np.minimum(np.frombuffer(places.publish_ns, np.uint64)[kept], LAST_NS).astype(np.int64),
+        sequence=np.frombuffer(places.sequence, np.uint32)[kept].astype(np.int64),
         chunk=np.frombuffer(places.chunk, np.int64)[kept],
         offset=np.frombuffer(places.offset, np.int64)[kept],
         size_bytes=np.frombuffer(places.size_bytes, np.int64)[kept],

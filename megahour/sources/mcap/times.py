@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megahour.sources.steps import RATES_HZ
+
 GAP_MEDIANS = 10
 GAP_NS = 1_000_000_000
 SAME = 0.02
 """A rate this near to a whole number of Hz is that number."""
-RATES_HZ = (0.001, 1e6)
-"""Rates that an episode may have."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from megahour.episode.model import RawEpisode
 from megahour.sources.content import content_of
-from megahour.sources.model import Recording, SourceError, source_of
+from megahour.sources.model import Identity, Recording, SourceError, source_of
 from megahour.sources.options import read_options
 from megahour.sources.rlds.episode import episode
 from megahour.sources.rlds.example import parse_example
@@ -83,14 +83,14 @@ def read(recording: Recording, local: Callable[[str], Path]) -> Iterator[RawEpis
         yield episode(parse_example(record, where), index, features, info, options, key, where)
 
 
-def identity(recording: Recording, local: Callable[[str], Path]) -> bytes | None:
-    """The shard's bytes, what its records hold, and the dataset's name and version. A further shard changes nothing."""
+def identity(recording: Recording, local: Callable[[str], Path]) -> Identity | None:
+    """The shard's bytes; what its records hold, and the dataset's name and version. A further shard changes nothing."""
     said = b""
     if not recording.missing:
         info = parse_info(_info(recording, local))
         features = canonical(local(recording.files[1].key).read_bytes())
         said = f"{features}\n{info.name}\n{info.version}".encode(errors="replace")
-    return content_of(recording.files[:1], local) + said
+    return Identity(content_of(recording.files[:1], local), said)
 
 
 def _info(recording: Recording, local: Callable[[str], Path]) -> bytes:
