@@ -113,7 +113,8 @@ def _encoder(width: int, height: int, settings: Settings) -> Any:
     try:
         codec.open()
     except FFmpegError as error:
-        raise EpisodeError("invalid", f"x264 refuses {settings}: {error}") from error
+        said = f"preset '{settings.preset}', crf {settings.crf:g} and '{settings.x264}'"
+        raise EpisodeError("invalid", f"x264 refuses {said}: {error.strerror}") from error
     return codec
 
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from itertools import tee
 from typing import IO, Literal
 
+import numpy as np
+
 from megahour.episode.h264 import Decoder, Settings, Size, encode, is_keyframe, nal_units
 from megahour.episode.jpeg import jpeg_size
 from megahour.episode.model import Camera, EpisodeError, Frames
 from megahour.episode.nal import SPS
-from megahour.episode.profile import Profile
+from megahour.episode.profile import Profile, ProfileError
 
 SPOOL_BYTES = 16 * 2**20
 """Coded pictures of renditions that wait in memory for their place in the file; more wait on disk."""
@@ -104,6 +106,19 @@ def camera_stream(camera: Camera, profile: Profile, rate_hz: float, spool: Spool
                 "is no keyframe",
             )
     return CameraStream(camera, coded.codec, own, lambda keys: _as_it_came(camera, profile, rate_hz, keys, spool))
+
+
+def try_out(profile: Profile) -> None:
+    """Code one picture as the profile says, so that what x264 refuses is known before any recording is blamed for it.
+
+    Raises:
+        ProfileError: x264 refuses it.
+    """
+    picture = np.zeros((32, 32, 3), np.uint8)
+    try:
+        list(encode([picture], (32, 32), [True], Settings(30.0, profile.crf, profile.preset, profile.x264)))
+    except EpisodeError as error:
+        raise ProfileError(f"The profile '{profile.name}' cannot be used: {error}") from error
 
 
 def own_rate_hz(camera: Camera, rate_hz: float) -> float:

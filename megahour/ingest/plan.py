@@ -112,13 +112,18 @@ def read_batch(lake: Lake, key: str) -> Batch:
 
 
 def write_batch(lake: Lake, batch: Batch) -> None:
-    """Store a batch's plan. Storing the same plan again changes nothing.
+    """Store a batch's plan. Storing the same plan again changes nothing, also where an earlier version wrote it.
 
     Raises:
         FileExistsError: another plan has this key.
+        ValueError: the plan that is there is damaged.
     """
     plan = {"key": batch.key, "recordings": [_plain(recording) for recording in batch.recordings]}
-    write_once(lake, plan_key(batch.key), json.dumps(plan, separators=(",", ":")).encode())
+    try:
+        write_once(lake, plan_key(batch.key), json.dumps(plan, separators=(",", ":")).encode())
+    except FileExistsError:
+        if read_batch(lake, batch.key) != batch:
+            raise
 
 
 def add_batches(lake: Lake, parts: Iterable[tuple[Recording, ...]], now: datetime) -> list[Batch]:

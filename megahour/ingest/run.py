@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from megahour.episode.profile import Profile, load_profile
+from megahour.episode.streams import try_out
 from megahour.ingest.identify import Identity, already_ingested, identify, lost
 from megahour.ingest.land import digest
 from megahour.ingest.pending import mark
@@ -108,6 +109,7 @@ def ingest_batch(lake: Lake, settings: Settings, batch: Batch, progress: Progres
     """
     active_steps(settings.skip_steps)
     profile = load_profile(settings.profile)
+    try_out(profile)
     started = time.monotonic()
     try:
         write_batch(lake, batch)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from megahour.episode.check import check_episode
+from megahour.episode.profile import ProfileError
 from megahour.ingest.identify import Task, identify_one
 from megahour.ingest.land import land_batch
 from megahour.ingest.measure import measure_batch
@@ -285,3 +286,18 @@ def test_what_cannot_be_hashed_is_known_by_its_bytes_and_its_place(
     assert named(one) == named(copy)
     parts = [replace(one, uri=f"landing/lab/ds#episode={number}") for number in range(2)]
     assert len({named(one), *map(named, parts)}) == 3
+
+
+@pytest.mark.parametrize("mistake", ['preset = "veryfst"', 'x264 = "nonsense=1"'])
+def test_a_profile_that_x264_refuses_blames_no_recording(
+    home: tuple[Lake, Settings], tmp_path: Path, mistake: str
+) -> None:
+    lake, settings = home
+    write_recording(landing(lake) / "toys/1.hdf5", 1)
+    (batch,) = discovered(lake, settings)
+    (tmp_path / "lab.toml").write_text(mistake)
+    wrong = settings.model_copy(update={"profile": str(tmp_path / "lab.toml")})
+    with pytest.raises(ProfileError, match="The profile 'lab' cannot be used: x264 refuses preset"):
+        ingest_batch(lake, wrong, batch)
+    assert rows(lake, "quarantine") == []
+    assert ingest_batch(lake, settings, batch).ingested == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from datetime import UTC, datetime
@@ -72,6 +73,19 @@ def test_a_plan_is_read_back_as_it_was_written_and_never_replaced(tmp_path: Path
     assert (batch.date, batch.size_bytes) == ("2026-11-29", 5)
     with pytest.raises(FileExistsError):
         write_batch(lake, Batch(batch.key, (broken,)))
+
+
+def test_a_plan_of_an_earlier_version_may_be_stored_again(tmp_path: Path) -> None:
+    lake = open_lake(tmp_path.as_uri())
+    (batch,) = add_batches(lake, [(make(1, 5),)], NOW)
+    path = tmp_path / f"batches/{batch.key}.json"
+    plan = json.loads(path.read_bytes())
+    for recording in plan["recordings"]:
+        del recording["beside"], recording["said"]
+    path.write_text(json.dumps(plan))
+    write_batch(lake, read_batch(lake, batch.key))
+    with pytest.raises(FileExistsError):
+        write_batch(lake, Batch(batch.key, (make(2, 5),)))
 
 
 def test_a_key_taken_by_another_process_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
