@@ -57,7 +57,7 @@ def samples_folder() -> Path:
 
 def scratch_folder() -> Path:
     """Where benchmarks keep what they made."""
-    folder = Settings().scratch.expanduser().resolve() / "benchmarks"
+    folder = Settings().scratch.resolve() / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

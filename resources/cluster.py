@@ -27,4 +27,4 @@ def open_cluster(settings: Settings) -> Cluster:
     if settings.cluster != "local":
         raise ValueError(f"MEGAHOUR_CLUSTER is {settings.cluster!r}, and the clusters there are: local")
     slots = max(1, (os.cpu_count() or 1) // settings.train_processes)
-    return LocalCluster(settings.runs_dir, settings.scratch.expanduser().resolve() / "slots", slots)
+    return LocalCluster(settings.runs_dir, settings.scratch.resolve() / "slots", slots)

@@ -159,7 +159,7 @@ def megahour(*arguments: str) -> None:
 
 def bring_in(lake: Lake, settings: Settings, real: Path | None, clock: Clock, say: Console) -> None:
     """Record what is missing, and land it with the real robot's recordings: all at once, so that it is one manifest."""
-    folder = settings.scratch.expanduser().absolute() / "demo" / FOLDER
+    folder = settings.scratch.absolute() / "demo" / FOLDER
     if not has_landed(lake):
         say.print(f"Recording {EPISODES} demonstrations of {TASK}", highlight=False)
         with clock.spend("record"):
@@ -255,7 +255,7 @@ def run(say: Console) -> None:
     names = [MAIN] if real is None and not real_has_landed(lake) else [MAIN, REAL_RECIPE]
     recipes = {name: load_recipe(settings.recipes / f"{name}.yaml") for name in names}
     home = home_of(os.environ)
-    clock = Clock(settings.scratch.expanduser().absolute() / "demo" / "seconds.json")
+    clock = Clock(settings.scratch.absolute() / "demo" / "seconds.json")
 
     if has_landed(lake) and (len(names) == 1 or real_has_landed(lake)):
         facts = look(lake, settings, recipes)
@@ -324,7 +324,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGHUP, stop)
     try:
-        with alone(load_settings().scratch.expanduser().absolute() / "demo"):
+        with alone(load_settings().scratch.absolute() / "demo"):
             run(say)
     except (DemoError, ServiceError, SettingsError) as error:
         print(f"\n{error}", file=sys.stderr)
