@@ -44,8 +44,13 @@ STAGE_THREADS = 8
 ONE_PUT_BYTES = 64 * 2**20
 
 KEY_RULE = (
-    "Names in a lake are UTF-8, hold no control characters, are not '.' or '..', and do not end in '#' and digits"
+    "Names in a lake are UTF-8, at most 200 bytes each and 1,000 with their folders, hold no control characters, are "
+    "not '.' or '..', and do not end in '#' and digits"
 )
+MOST_KEY_BYTES = 1000
+"""S3 takes 1,024."""
+MOST_NAME_BYTES = 200
+"""Disks take 255; a temporary name beside a file's own is longer."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # Names that obstore keeps to itself on a local disk.
 _NUMBERED = re.compile(r"#[0-9]+$")
@@ -236,8 +241,10 @@ def head(lake: Lake, key: str) -> FileRef | None:
 def is_key(key: str) -> bool:
     """Whether a file of a lake, local or not, may be called so: `KEY_RULE` says what is asked of it."""
     try:
-        key.encode()
+        parts = [part.encode() for part in key.split("/")]
     except UnicodeEncodeError:
+        return False
+    if len(key.encode()) > MOST_KEY_BYTES or max(map(len, parts)) > MOST_NAME_BYTES:
         return False
     return not (_CONTROL.search(key) or _NUMBERED.search(key) or {"", ".", ".."} & set(key.split("/")))
 

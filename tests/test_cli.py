@@ -18,16 +18,17 @@ import pytest
 
 from megahour.cli import main
 from megahour.ingest.discover import discover
-from megahour.ingest.land import land_batch
-from megahour.ingest.plan import read_batch
+from megahour.ingest.land import LandingReport, land_batch
+from megahour.ingest.plan import Batch, read_batch
 from megahour.ingest.run import ingest_batch
+from megahour.ingest.verdict import IngestError
 from megahour.manifest.build import build_manifest
 from megahour.manifest.recipe import Recipe
 from megahour.recording import write_recording
 from megahour.runs import Intent, append_event, read_intent, write_intent
 from megahour.settings import Settings
 from megahour.simulators.model import Demonstration
-from megahour.storage import open_lake, put_file
+from megahour.storage import Lake, open_lake, put_file
 from megahour.warehouse.queries import query
 from megahour.warehouse.tables import append
 from tests.samples import write_aloha
@@ -356,6 +357,30 @@ def test_what_landed_is_ingested_once_without_dagster(
     code, out, _ = cli("ingest")
     assert code == 0 and "1 recordings became 1 episodes" in out
     assert len(json.loads(cli("episodes", "ls", "--json")[1])) == 2
+
+
+def test_a_batch_that_the_machine_stops_does_not_stop_those_behind_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli
+) -> None:
+    values = {"LAKE": tmp_path / "lake", "SCRATCH": tmp_path / "scratch", "SETTLE_S": 0, "BATCH_RECORDINGS": 1}
+    for name, value in values.items():
+        monkeypatch.setenv(f"MEGAHOUR_{name}", str(value))
+    for number in range(2):
+        write_aloha(tmp_path / f"lab/{number}.hdf5", seed=number)
+    cli("land", str(tmp_path / "lab"))
+    stopped: list[str] = []
+
+    def once(lake: Lake, settings: Settings, batch: Batch) -> LandingReport:
+        if not stopped:
+            stopped.append(batch.key)
+            raise IngestError("the disk is full")
+        return land_batch(lake, settings, batch)
+
+    monkeypatch.setattr("megahour.ingest.land.land_batch", once)
+    code, out, err = cli("ingest")
+    assert code == 1 and "1 recordings became 1 episodes" in out and err.endswith("megahour: the disk is full\n")
+    code, out, _ = cli("ingest")
+    assert code == 0 and "1 recordings became 1 episodes" in out, "what was stopped is tried again"
 
 
 def test_an_empty_lake_answers_every_listing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli) -> None:

@@ -31,7 +31,7 @@ from megahour.storage import (
 
 NO_KEYS = (
     *("", "a/", ".", "..", "../out.txt", "a/../../out.txt", "/a", "a//b.txt", "./a", "a/./b"),
-    *("a\0b", "a\nb", "a\udcff", "a#1"),
+    *("a\0b", "a\nb", "a\udcff", "a#1", "a" * 201, "é" * 101, "a/" * 500 + "a"),
 )
 
 

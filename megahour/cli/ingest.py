@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 
@@ -22,6 +24,7 @@ def ingest() -> None:
     from megahour.ingest.pending import pending_batches
     from megahour.ingest.plan import read_batch
     from megahour.ingest.run import ingest_batch
+    from megahour.ingest.verdict import IngestError
 
     lake, settings = open_the_lake(), read_settings()
     console = Console(stderr=True)
@@ -31,13 +34,19 @@ def ingest() -> None:
     discover(lake, settings, "", datetime.now(UTC), math.inf)
     batches = [read_batch(lake, key) for key in pending_batches(lake)]
     held: list[dict[str, str]] = []
+    failed: list[IngestError] = []
     ingested = episodes = 0
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("Ingesting", total=sum(len(batch.recordings) for batch in batches))
         for batch in batches:
-            land_batch(lake, settings, batch)
-            report = ingest_batch(lake, settings, batch, lambda *_: progress.advance(bar))
-            measure_batch(lake, settings, batch)
+            try:
+                land_batch(lake, settings, batch)
+                report = ingest_batch(lake, settings, batch, lambda *_: progress.advance(bar))
+                measure_batch(lake, settings, batch)
+            except IngestError as error:
+                # Those behind it may be of other sources, which have nothing to do with what stopped this one.
+                failed.append(error)
+                continue
             ingested, episodes = ingested + report.ingested, episodes + report.episodes
             held += [{"recording": uri, "reason": reason, "error": error} for uri, reason, error in report.rejected]
     if not batches:
@@ -46,4 +55,7 @@ def ingest() -> None:
     print(f"{ingested} recordings became {episodes} episodes: megahour episodes ls")
     if held:
         show_rows(held, ("recording", "reason", "error"), "")
+    for stopped in failed:
+        print(f"megahour: {stopped}", file=sys.stderr)
+    if held or failed:
         raise typer.Exit(1)

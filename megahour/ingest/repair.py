@@ -114,4 +114,8 @@ def _append(lake: Lake, row: Row, columns: Row) -> None:
         signals = measure(Task(lake, row["episode_id"], columns["uri"], row["batch"], SIGNALS))
         new = {**signals, "measured_at": now, "revision": measured[0]["revision"] + 1}
         append(lake, "episode_quality", [new], once=f"{once}:quality")
-    append(lake, "episodes", [{**row, **columns, "ingested_at": now}], once=once)
+    # Saving takes a while, in which another reading of the recording may have taken this one's place, or given it back.
+    (now_there,) = query(lake, "FROM episodes WHERE episode_id = ?", [row["episode_id"]]).to_pylist()
+    standing = {name: now_there[name] for name in ("superseded_by", "batch")}
+    revised = {**row, **columns, **standing, "ingested_at": now, "revision": now_there["revision"] + 1}
+    append(lake, "episodes", [revised], once=once)

@@ -19,6 +19,7 @@ from megahour.episode import writer
 from megahour.episode.check import check_episode
 from megahour.episode.model import EpisodeError
 from megahour.episode.reader import open_episode
+from megahour.episode.salvage import Salvaged, salvage
 from megahour.episode.tail import FOOTER_BYTES
 from megahour.ingest.measure import measure_batch
 from megahour.ingest.repair import repair_episode
@@ -28,6 +29,7 @@ from megahour.manifest.recipe import Recipe
 from megahour.settings import Settings
 from megahour.storage import Lake
 from megahour.warehouse.queries import query
+from megahour.warehouse.tables import append
 from tests.ingest.recordings import contents, discovered, ingest_all, landing, make_lake, rows, write_recording
 
 REPO = Path(__file__).parents[2]
@@ -400,3 +402,21 @@ def test_pictures_of_a_repaired_episode_decode_as_before(home: tuple[Lake, Setti
     repaired = repair_episode(lake, row, settings.scratch)
     assert repaired is not None
     assert np.array_equal(open_episode(lake, repaired.uri).frames("front", [0, 3, 4, 5]), pictures)
+
+
+def test_what_happens_to_the_row_while_an_episode_is_saved_is_kept(
+    home: tuple[Lake, Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, settings = home
+    old = latest(lake)
+    damage_a_picture(lake, old)
+
+    def meanwhile(*arguments: Any) -> Salvaged:
+        append(lake, "episodes", [{**old, "superseded_by": "another", "revision": 2}], once="meanwhile")
+        return salvage(*arguments)
+
+    monkeypatch.setattr("megahour.ingest.repair.salvage", meanwhile)
+    repaired = repair_episode(lake, old, settings.scratch)
+    new = latest(lake)
+    assert repaired is not None
+    assert (new["uri"], new["superseded_by"], new["revision"]) == (repaired.uri, "another", 3)

@@ -181,6 +181,10 @@ def test_other_columns_become_series_or_messages(tmp_path: Path, dataset: Path) 
         {"data_path": "{episode_index.__class__}"},
         {"video_path": "/etc/{video_key}"},
         {"video_path": "videos\\..\\{video_key}"},
+        {"data_path": "\ud800/{episode_index}.parquet"},
+        {"data_path": "x" * 201},
+        {"data_path": "x/" * 500 + "{episode_index}.parquet"},
+        {"video_path": "\n{video_key}"},
     ],
 )
 def test_paths_do_not_lead_out_of_the_dataset(tmp_path: Path, dataset: Path, paths: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megahour.sources.model import SourceError
+from megahour.storage import is_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,11 +69,11 @@ class Dataset:
     def _key(self, which: str, template: str, values: Mapping[str, Any]) -> str:
         # Not `str.format`: its fields may be endless, and reach into objects.
         name = _PLACE.sub(lambda found: str(values[found[1]]).zfill(int(found[2] or 0)), template)
-        if "{" in name or "\\" in name or any(part in ("", ".", "..") for part in name.split("/")):
+        if "{" in name or "\\" in name or not is_key(name) or not is_key(f"{self.root}/{name}"):
             raise SourceError(
                 "unreadable",
-                f"{self.root}{INFO} has the {which} {template!r}, which names {name!r}: it must be a plain path inside "
-                "the dataset. Correct it",
+                f"{self.root}{INFO} has the {which} {template!r}, which names {name[:200]!r}: it must be a plain path "
+                "inside the dataset. Correct it",
             )
         return f"{self.root}/{name}"
 
