@@ -248,23 +248,17 @@ def _small(way: Way, unit: bytes) -> Frames:
 def far_store(folder: Path, inputs: Sequence[Data]) -> Iterator[tuple[Lake, SlowStore]]:
     """All files in a bucket behind the slow store: the lake to read them from, and the handle on the store."""
     folder.mkdir()
-    before = dict(os.environ)
     with s3_server(folder, "lake") as environment:
-        try:
-            os.environ.update(environment)
-            near = open_lake("s3://lake")
-            for data in inputs:
-                for path in (path for paths in data.files.values() for path in paths):
-                    put_file(near, f"far/{_key(data, path)}", path)
-            address = urlsplit(environment["AWS_ENDPOINT_URL"])
-            assert address.hostname is not None and address.port is not None
-            with slow_store((address.hostname, address.port)) as slow:
-                os.environ["AWS_ENDPOINT_URL"] = slow.address
-                # Another root, so that its client is made anew.
-                yield open_lake("s3://lake/far"), slow
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+        near = open_lake("s3://lake")
+        for data in inputs:
+            for path in (path for paths in data.files.values() for path in paths):
+                put_file(near, f"far/{_key(data, path)}", path)
+        address = urlsplit(environment["AWS_ENDPOINT_URL"])
+        assert address.hostname is not None and address.port is not None
+        with slow_store((address.hostname, address.port)) as slow:
+            os.environ["AWS_ENDPOINT_URL"] = slow.address
+            # Another root, so that its client is made anew.
+            yield open_lake("s3://lake/far"), slow
 
 
 def _key(data: Data, path: Path) -> str:

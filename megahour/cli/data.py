@@ -180,6 +180,7 @@ def quarantine_retry(
         return
     for batch in retry_quarantined(open_the_lake(), read_settings(), wanted):
         print(f"Batch {batch.key} will try {len(batch.recordings)} recordings again")
+    print("Where no Dagster does it: megahour ingest")
 
 
 @manifest_app.command("show")

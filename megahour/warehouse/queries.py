@@ -148,9 +148,11 @@ def _create_raw(con: duckdb.DuckDBPyConnection, table: str, delta: DeltaTable | 
         # Schemas are compared file by file only where they may differ: that reads every file's end twice.
         grown = GROWN in delta.metadata().configuration
         source = f"read_parquet([{names}], hive_partitioning = false, union_by_name = {grown})"
+        whole = not grown and {field.name for field in delta.schema().fields} >= set(TABLES[table].names)
+        absent = "" if whole else _absent(con, table, source)
         con.execute(
-            f"CREATE VIEW located_{table} AS SELECT entry.*{_absent(con, table, source)}, entry AS content, "
-            f"file_index, file_row_number FROM {source} AS entry"
+            f"CREATE VIEW located_{table} AS SELECT entry.*{absent}, entry AS content, file_index, file_row_number "
+            f"FROM {source} AS entry"
         )
         con.execute(
             f"CREATE VIEW raw_{table} AS SELECT * EXCLUDE (content, file_index, file_row_number) FROM located_{table}"

@@ -316,7 +316,14 @@ def _flipped(column: Any) -> Any:
     return changed
 
 
+def _far_away(offsets: Any) -> Any:
+    moved = offsets.copy()
+    moved[-1] = 2**62
+    return moved
+
+
 WRONG: dict[str, tuple[Change, str]] = {
+    "a place that no file has": (_camera(0, offsets=_far_away), "places that cannot be"),
     "a keyframe too many": (_camera(0, keyframes=_flipped), "picture 1 of 'front': the index is wrong about whether"),
     "other times": (_camera(0, times_ns=lambda times: times + 1), "another channel, number or time"),
     "another camera's name": (_camera(0, name="other"), "say"),

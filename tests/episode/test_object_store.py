@@ -35,15 +35,12 @@ QUERY = Query({"front": (-100 * MS, 0), "wrist": (0,)}, series={"state": SeriesQ
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    before = dict(os.environ)
     with s3_server(tmp_path_factory.mktemp("s3"), "lake") as environment:
         port = urlsplit(environment["AWS_ENDPOINT_URL"]).port
         assert port is not None
         with counting_proxy(port) as proxy:
-            os.environ.update(environment, AWS_ENDPOINT_URL=f"http://127.0.0.1:{proxy.port}")
+            os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{proxy.port}"
             yield proxy
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")

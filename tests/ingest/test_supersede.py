@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 
 from megahour.ingest.audit import audit_batches
 from megahour.ingest.plan import list_batches
+from megahour.ingest.pool import run_tasks
 from megahour.ingest.run import ingest_batch
 from megahour.ingest.supersede import Row, changes, supersede
 from megahour.settings import Settings
@@ -108,9 +109,18 @@ def test_the_same_files_in_another_source_are_live_as_they_landed_last(tmp_path:
     assert contents(lake) == before
 
 
-def test_two_readings_in_one_batch_leave_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("order", "rows"), [(list, 3), (reversed, 4)], ids=["first first", "last first"])
+def test_two_readings_in_one_batch_leave_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: Callable[[list[Any]], Iterable[Any]], rows: int
+) -> None:
+    """Whichever is committed first; committed first, the last one is made live again by a row more."""
     from tests.lerobot_v30 import Take, rows_of, write_v30
 
+    def ordered(*arguments: Any) -> Generator[Any]:
+        events = sorted(run_tasks(*arguments), key=lambda event: event.index)
+        yield from order(events)
+
+    monkeypatch.setattr("megahour.ingest.run.run_tasks", ordered)
     monkeypatch.setattr("megahour.ingest.run.COMMIT_RECORDINGS", 1)
     lake, settings = make_lake(tmp_path)
     values = [[float(i), 1.0] for i in range(9)]
@@ -122,7 +132,7 @@ def test_two_readings_in_one_batch_leave_the_last(tmp_path: Path, monkeypatch: p
     for _ in range(2):
         ingest_batch(lake, settings, batch)
         assert query(lake, "SELECT robot FROM curated")["robot"].to_pylist() == ["franka"]
-    assert len(contents(lake)["episodes"]) == 3, "two episodes, and one of them superseded once"
+    assert len(contents(lake)["episodes"]) == rows
     (landing(lake) / "lab/b/meta/info.json").write_text(
         (landing(lake) / "lab/b/meta/info.json").read_text().replace("franka", "panda")
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 SECRET = {"accessKey": "megahour", "secretKey": "megahour-secret"}
 START_S = 60
@@ -25,7 +27,7 @@ def weed_program() -> str | None:
 
 @contextmanager
 def s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
-    """Serve S3 with one bucket out of `folder`; gives the `AWS_*` environment that reaches it."""
+    """Serve S3 with one bucket out of `folder`, and set and give the `AWS_*` environment that reaches it."""
     program = weed_program()
     assert program is not None
     config = folder / "s3.json"
@@ -56,7 +58,8 @@ def s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
     try:
         _wait_for(ports[6], server, folder / "weed.log")
         _create_bucket(ports[4], bucket)
-        yield environment
+        with patch.dict(os.environ, environment):
+            yield environment
     finally:
         server.kill()
         server.wait()

@@ -19,11 +19,9 @@ pytestmark = [
 ]
 
 
-def test_a_bucket_and_a_folder_give_the_same_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_and_a_folder_give_the_same_dataset(tmp_path: Path) -> None:
     raws = [replace(raw_episode(frames=300, size=(32, 48)), task=task) for task in ("pour", "wipe")]
-    with s3_server(tmp_path, "lake") as environment:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
+    with s3_server(tmp_path, "lake"):
         found: list[dict[Path, bytes]] = []
         for lake in (open_lake("s3://lake/export"), make_lake(tmp_path / "lake")):
             rows = [put_episode(lake, tmp_path, i, raw) for i, raw in enumerate(raws)]

@@ -23,9 +23,7 @@ pytestmark = [
 
 @pytest.mark.timeout(600)
 def test_a_batch_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with s3_server(tmp_path, "lake") as environment:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
+    with s3_server(tmp_path, "lake"):
         lake = open_lake("s3://lake/ingest")
         settings = Settings(lake=lake.uri, scratch=tmp_path / "scratch")
         for seed in range(3):

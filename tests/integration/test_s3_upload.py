@@ -28,12 +28,8 @@ spawn = multiprocessing.get_context("spawn")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    before = dict(os.environ)
-    with s3_server(tmp_path_factory.mktemp("s3"), "lake") as environment:
-        os.environ.update(environment)
+    with s3_server(tmp_path_factory.mktemp("s3"), "lake"):
         yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.fixture
